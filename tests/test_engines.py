@@ -358,6 +358,7 @@ REFUSED = [
     ({"model": "qwen2.5-72b"}, "tensor_parallel"),
     ({"model": "qwen2.5-7b", "gpu_memory_utilization": 0.999}, "gpu_memory_utilization"),
     ({"model": "qwen2.5-7b", "kv_cache_memory": 200 * GiB}, "kv_cache_memory"),
+    ({"model": "qwen2.5-7b", "gpu": "l4-24gb", "engine": "sglang", "mem_fraction_static": 1}, "mem_fraction_static"),
 ]
 
 
@@ -390,14 +391,15 @@ BAD = [
     ({"engine": "hf"}, "vllm or sglang"),
     ({"engine": "hf", "draft": "mtp"}, "vllm or sglang"),
     ({"pipeline_parallel": 100, "num_gpus": 100}, "use 1 to 28"),
+    ({"quantization": "fp8", "gpu": "v100-32gb"}, "newer card"),
 ]
 
 
 @pytest.mark.parametrize("row", BAD, ids=lambda row: str(row[0]))
 def test_bad_input_names_the_valid_range(row: Any) -> None:
-    rollout, hint = row
+    rollout, hint = {"gpu": CARD} | row[0], row[1]
     with pytest.raises(InvalidJob) as error:
-        estimate({"model": "qwen2.5-7b", "method": "generate", "gpu": CARD, "rollout": rollout})
+        estimate({"model": "qwen2.5-7b", "method": "generate", "gpu": rollout.pop("gpu"), "rollout": rollout})
     assert error.value.message.startswith("rollout.")
     assert "\n" not in error.value.message
     assert hint in error.value.hint

@@ -7,19 +7,28 @@ from memplan.errors import InvalidJob
 from memplan.models import load_model
 from memplan.resolve.notes import Notes
 from memplan.spec.generation import Away, Draft, Generator, Syncing, indivisible
+from memplan.spec.gpu import Gpu
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engines import ERAS, era_of
+from memplan.tables.engines import ERAS, LEAST_CAPABILITY, era_of
 from memplan.tables.generation import Generation
 from memplan.units import DTYPE_BYTES
 
 
-def check_engine(of: Generator, expandable_segments: bool = False) -> None:
-    """Raise InvalidJob for a version that is not modelled, and for degrees or settings that the engine refuses."""
+def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = False) -> None:
+    """Raise InvalidJob for a version that is not modelled, and for degrees, formats or settings that it refuses."""
     if of.engine == "hf":
         return
+    form = of.quantization if of.quantization != "none" else of.model.quantization or ""
+    least = next((capability for name, capability in LEAST_CAPABILITY.items() if name in form), 0.0)
+    if gpu is not None and gpu.capability < least:
+        raise InvalidJob(
+            f"rollout.quantization: {of.engine} serves {form} from compute capability {least:g} on, and {gpu.name} has "
+            f"{gpu.capability:g}",
+            "use a newer card, or a checkpoint in 16 bits",
+        )
     era, heads, ranks = era_of(of.engine, of.version), of.model.num_heads, of.tensor_parallel
     each = ranks * of.pipeline_parallel * of.data_parallel
     if of.gpus % (ranks * of.pipeline_parallel):

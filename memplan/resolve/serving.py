@@ -68,7 +68,7 @@ def served(base: Recipe, given: JobInput) -> Recipe:
         raise InvalidJob("gpu: method generate needs a card, whose share the engine takes", "add gpu: h100-80gb")
     notes = Notes.of(given)
     of = generator(job, policy_model(given, job, notes), gpu, notes)
-    check_engine(of, base.hardware.expandable_segments or job.allocator.expandable_segments)
+    check_engine(of, gpu, base.hardware.expandable_segments or job.allocator.expandable_segments)
     told = base.provenance
     shown = {key: told.job[key] for key in (*KEPT, "num_gpus") if key in told.job}
     shown |= {"method": job.method, "num_gpus": of.gpus, "rollout": resolved(of)}

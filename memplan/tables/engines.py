@@ -178,6 +178,10 @@ ERAS = (
     _NEWEST,
 )
 
+LEAST_CAPABILITY = {"fp8": 7.5, "awq": 7.5, "int4": 7.5, "nvfp4": 7.5, "mxfp4": 8.0}
+"""Of the card, for formats of weights (vllm 0.20 to 0.26 layers/quantization/: get_min_capability of each, the least of
+a format's kernels); older versions ask for more."""
+
 
 def version_of(text: str) -> Version:
     """0.10.2 of "0.10.2.post1"; what is not there is 0."""

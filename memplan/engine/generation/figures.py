@@ -98,14 +98,15 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         kv = int(kv * (1 - STATE_SHARE))
     beyond = Band(*(max(0, each - estimate) for each in graphs))
     wider = partial(_wider, of, gpu, free_at_start) if advised else int
-    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected * (era.share != "free"), wider)
     apart = Band(0, 0, 0) if era.context_inside else context if era.nccl_inside else outside
     tokens = cache.tokens(kv, of.max_model_len)
     rows = request_rows(tokens, of.max_model_len) if era.share == "free" else 0
     space = WORKSPACE if era.share == "free" and gpu.vendor == "nvidia" and gpu.architecture != HOPPER else 0
+    after = activation + rows + space if era.share == "free" else 0
+    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, wider)
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, beyond)
     awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))
-    over = era.share != "free" and awake.expected > free.expected
+    over = awake.expected > free.expected
     why, hint = reason(start, over)
     asleep = _sum(outside, graphs, NON_TORCH, Band(0, space, space)) if of.sleep else awake
     doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1)

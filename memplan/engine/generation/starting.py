@@ -25,7 +25,7 @@ class Start(NamedTuple):
     free: int
     """When it starts, its own context taken off."""
     beyond: int = 0
-    """Graphs that lie outside of its share."""
+    """What lies outside of its share: graphs, and a full batch of SGLang's."""
     wider: Callable[[], int] = int
     """The fewest tensor parallel ranks with which it starts; 0: none."""
 
@@ -76,14 +76,23 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
         told = f"a cache of {format_bytes(of.kv_cache_memory)} beside {format_bytes(start.kept)} does not fit the card"
         return told, f"kv_cache_memory: {room // MiB}MiB" if room >= needed else _smaller(start)
     if over:
-        told = f"CUDA graphs of {format_bytes(start.beyond)} do not fit beside its share"
-        return told, f"{start.key}: {start.most:g}" if start.least <= start.most else "enforce_eager: true"
+        whose = "a full batch and CUDA graphs" if start.era.share == "free" else "CUDA graphs"
+        told = f"{whose} of {format_bytes(start.beyond)} do not fit beside its share"
+        smaller = start.least <= start.most or _some(start)
+        return told, f"{start.key}: {start.most:g}" if smaller else "enforce_eager: true"
     return "", ""
 
 
 def _larger(start: Start) -> str:
-    """A larger share where one is enough and is free, else smaller parts."""
-    return f"{start.key}: {start.least:g}" if start.least <= start.most else _smaller(start)
+    """A larger share where one is enough and is free, else smaller parts. SGLang starts with less than a request."""
+    if start.least <= start.most:
+        return f"{start.key}: {start.least:g}"
+    return f"{start.key}: {start.most:g}, or {_smaller(start)}" if _some(start) else _smaller(start)
+
+
+def _some(start: Start) -> bool:
+    """Whether the largest share leaves SGLang a cache, be it for less than a request."""
+    return start.era.share == "free" and start.kept < start.most * start.free
 
 
 def _smaller(start: Start) -> str:
