@@ -228,3 +228,22 @@ def test_a_scripts_arguments_are_those_of_its_comment_or_of_a_page(page: bool) -
     found = check_file("run.sh", {"gpu": "80GB", "num_gpus": 8})
     assert (found.fits, found.job["batch_size"]) == ("yes", 2), found.text
     assert found.job["sequence_length"] == (1024 if page else 512)
+
+
+def test_a_config_alone_does_not_say_what_its_program_leaves_open() -> None:
+    """``train.py``'s own loss stands in no config: that it is not read is said of the config too."""
+    own = "class Mine(SFTTrainer):\n    def compute_loss(self, model, x):\n        return f(model(**x).logits)\n"
+    Path("train.py").write_text(OWN.replace("parser =", f"{own}parser =").replace("SFTTrainer(model", "Mine(model"))
+    Path("a.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 3\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\n"
+                              "dataset_name: x\nper_device_train_batch_size: 3\nmax_length: 256\n")  # fmt: skip
+    found = check_file("a.yaml", {**CARD, "method": "sft", "num_gpus": 2, "sharding": "ddp"})
+    assert (found.fits, "compute_loss" in found.text) == ("unclear", True), found.text
+
+
+def test_a_pages_command_finds_the_one_program_of_its_name() -> None:
+    Path("archive").mkdir()
+    Path("archive/tune.py").write_text(OWN.replace('default="a.yaml"', "required=True"))
+    Path("b.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 7\n")
+    Path("README.md").write_text("```\npython tune.py --config b.yaml\n```\n")
+    _texts.cache_clear()
+    assert check_file("b.yaml", CARD).job["batch_size"] == 7

@@ -27,12 +27,13 @@ def first_started(
     document: Document, read: Callable[[Document], JobInput | None], alone: JobInput | None
 ) -> JobInput | None:
     """The first training of the project that starts this document and leaves nothing open. ``alone``: what the document
-    says by itself, whose model is the started one's too where it is a config. A config of no framework's, or with keys
-    that its framework's parser refuses, is read as the first program that opens it does, with what that asks for;
-    raises NotKnown then."""
+    says by itself, whose model is the started one's too where it is a config. A config that a program of the project
+    opens is read as that does, with what it asks for; raises NotKnown for one of no framework's, or with keys that its
+    framework's parser refuses, of a program that asks for more."""
     config, here = document.path.endswith(CONFIGS), str(Path(document.path).resolve())
     named = alone.job.model if alone and config else None
-    asked: JobInput | NotKnown | None = None
+    asked: NotKnown | None = None
+    mine: JobInput | None = None
     for training, how in started_by_others(document):
         try:
             given = read(training)
@@ -41,8 +42,8 @@ def first_started(
             continue
         except MemplanError:
             continue
-        if asked is None and given is not None and here in given.opened:
-            asked = marked(given, how)
+        if mine is None and given is not None and here in given.opened:
+            mine = marked(given, how)
         left = {each.key for each in alone.unread} if alone and not config else set()
         decided = [each for each in given.unread if each.decides and not each.above] if given else []
         open_still = any(each.asks or each.key not in left for each in decided)  # what it leaves by itself stays open
@@ -51,11 +52,11 @@ def first_started(
         if config and here not in given.opened:
             continue  # it reads another
         return marked(given, how)
+    if config and mine is not None:
+        return mine  # what the program that reads it leaves open, its config alone does not say
     if not config or asked is None or not (_is_foreign(alone) if alone else _is_nobodys(document, read)):
         return None
-    if isinstance(asked, NotKnown):
-        raise asked
-    return asked
+    raise asked
 
 
 def _is_nobodys(document: Document, read: Callable[[Document], JobInput | None]) -> bool:

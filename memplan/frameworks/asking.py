@@ -61,7 +61,7 @@ STRANGE = re.compile(
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 
 
-VALUED = re.compile(r"add --[\w-]+ \d+")
+VALUED = re.compile(r"add (--[\w-]+ \d+(?: --lora-targets \S+?)?)(?:, or --no-lora)?")
 """A hint with a number of the file's own."""
 
 
@@ -82,7 +82,7 @@ def one_hint(unread: Iterable[Unread]) -> str:
     options = all(each.asks in SUCH for each in deciding)
     asked = {each.asks for each in deciding}
     asked -= {"lora.r", "lora.targets"} if "lora" in asked else set()
-    own = {each.asks: each.hint[4:] for each in deciding if VALUED.fullmatch(each.hint)}
+    own = {each.asks: found[1] for each in deciding if (found := VALUED.fullmatch(each.hint))}
     typed = " ".join(own.get(key, such) for key, such in SUCH.items() if key in asked)
     if command and options:
         return f"{command}, or add {typed}"

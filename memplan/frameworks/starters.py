@@ -80,7 +80,7 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
     programs = [
         (name, text)
         for name, text in _texts(str(top), (".py",))
-        if "Trainer(" in text and not TRIAL.search(os.path.basename(name))
+        if "Trainer" in text and ".train(" in text and not TRIAL.search(os.path.basename(name))
     ]
     yield from ((name, "") for name, text in programs if here.name in text)
     yield from ((name, f"python {name} --config {here}") for name, text in programs if _TAKES.search(text))

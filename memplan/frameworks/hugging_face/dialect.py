@@ -78,7 +78,10 @@ def read_adapter(dialect: Dialect) -> None:
     if not (lora or off) and mode is None and "program" not in keys.draft.facts:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
         if not lora and rank and keys.has(rank) and keys.whole(rank):
-            typed = f"add --lora-r {keys.whole(rank)} --lora-targets all-linear, or --no-lora"
+            said = dialect.one("targets")
+            targets = lora_targets(keys.names(said)) if said and keys.names(said) else "all-linear"
+            words = targets if isinstance(targets, str) else ",".join(targets)
+            typed = f"add --lora-r {keys.whole(rank)} --lora-targets {words}, or --no-lora"
             keys.draft.ask(
                 "lora", keys.settings.where(rank), f"{rank}: whether adapters are on is the script's own", typed
             )

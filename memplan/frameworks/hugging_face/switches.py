@@ -83,12 +83,12 @@ def read_liger_parts(keys: Keys) -> None:
         return
     inner = mapping(keys, "liger_kernel_config")
     usual = {"fused_linear_cross_entropy": True, "cross_entropy": False}
-    if inner.flag("fused_linear_cross_entropy") is False and keys.framework.name == "transformers":
+    if inner.flag("fused_linear_cross_entropy") is False and keys.draft.values.get("method") in (None, "sft"):
         inner.put("loss_head", "cross-entropy", "fused_linear_cross_entropy")
         usual.pop("fused_linear_cross_entropy")
     for key in inner.settings.values:
         if inner.flag(key) is not None and inner.flag(key) is not usual.get(key, True) and key in (*usual, *LIGER):
-            inner.warn(key, "the kernels that Liger takes by itself are counted")
+            inner.warn(key, "the kernels that Liger takes by itself are counted", "loss" if key in usual else None)
     inner.close()
 
 

@@ -73,7 +73,7 @@ def is_training(launch: Launch) -> bool:
 def config_word(launch: Launch) -> str:
     """The YAML file that scripts of the alignment handbook take first: ``run_simpo.py config.yaml --x=1``."""
     first = launch.words[0].text if launch.words else ""
-    return first if first.endswith((".yaml", ".yml")) else ""
+    return first if first.endswith((".yaml", ".yml")) and "=" not in first else ""
 
 
 def read(document: Document, draft: Draft) -> None:
