@@ -227,7 +227,7 @@ def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> 
     width = work.head / work.vocabulary if work.vocabulary else 0.0
     trained = 0.0 if recipe.adapter else 1.0
     before, behind = 0.0, 0.0
-    if recipe.loss.head == NLL:
+    if recipe.loss.head == NLL and NLL in recipe.trainer.loss.heads.values():  # not where it stands in for another's
         each, back = NLL_BYTES[bool(recipe.numerics.autocast)]
         widened = ceil(tokens / NLL_CHUNK) * work.head / degrees.tensor / memory
         before, behind = each * widened, (each + trained * back) * widened
