@@ -18,7 +18,7 @@ from memplan.meters import measure, room_of
 from memplan.moments import phase_of
 from memplan.report import Rank, Report, plain
 from memplan.spec.recipe import Recipe
-from memplan.tables.terms import stacked
+from memplan.tables.categories import stacked
 
 STEP, BESIDE, TOGETHER, PLAYED, MEASURED = "step", "beside", "together", "played", "measured"
 BY_EVENT = (PLAYED, MEASURED)

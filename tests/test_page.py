@@ -30,7 +30,7 @@ from memplan.planner import Plans
 from memplan.render.instants import moment_words
 from memplan.render.palette import OTHER, PALETTE
 from memplan.report import Report
-from memplan.tables.terms import STACK
+from memplan.tables.categories import STACK
 
 HOSTILE = (
     "</script><script>alert(1)</script>",

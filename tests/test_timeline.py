@@ -14,7 +14,8 @@ from memplan.api import estimate
 from memplan.errors import InvalidJob
 from memplan.jobs import job_names, read_target
 from memplan.report import Instant, LedgerRow, PerGpu, Report
-from memplan.tables.terms import STACK, TERMS, stacked
+from memplan.tables.categories import STACK, stacked
+from memplan.tables.terms import TERMS
 from memplan.timeline import BESIDE, PLAYED, STEP, TOGETHER, Curve, Timeline, timeline
 
 MEGATRON = {

@@ -14,7 +14,7 @@ from memplan.api import estimate
 from memplan.render.blocks import Drawing
 from memplan.render.palette import PALETTE, ink
 from memplan.render.timeline_view import CARD, HEIGHT, PEAK, stack, timeline_blocks
-from memplan.tables.terms import STACK
+from memplan.tables.categories import STACK
 from memplan.timeline import STEP, timeline
 from memplan.units import format_bytes
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from memplan.render.svg import HEIGHT, Scale, gib_ticks
-from memplan.tables.terms import stacked
+from memplan.tables.categories import stacked
 from memplan.trace.picture import thinned, timeline_svg
 from memplan.trace.result import Phase, Point, Trace
 from memplan.units import GiB

@@ -11,7 +11,7 @@ from memplan.render import svg, words
 from memplan.render.estimate_view import answer_blocks
 from memplan.render.svg import LEFT, RIGHT, WIDTH, Column, Scale
 from memplan.report import Report, Verdict
-from memplan.tables.terms import stacked
+from memplan.tables.categories import stacked
 from memplan.timeline import BY_EVENT, MEASURED, PLAYED, STEP, TOGETHER, Curve, Point, Timeline
 from memplan.units import GiB, format_bytes
 

@@ -14,8 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from memplan.units import words_of
-
 
 @dataclass(frozen=True, slots=True)
 class Chinese:
@@ -93,16 +91,3 @@ def find_term(text: str) -> Term:
 
 def _fold(text: str) -> str:
     return "-".join(text.strip().lower().replace("_", " ").replace("-", " ").split())
-
-
-STACK = words_of(
-    """parameters adapters reference extra_models master_weights optimizer_states buffers batch workspaces kv_cache
-    gathered_parameters autocast_weights gradients activations recomputation logits temporaries
-    optimizer_temporaries communication stream_segments context trainer trainer_cache trainer_context engine"""
-)
-"""Categories of the ledger's rows, then the processes on one card."""
-
-
-def stacked(there: set[str]) -> list[str]:
-    """Those that are there, from the bottom to the top; one that no list knows stands above all."""
-    return [name for name in STACK if name in there] + sorted(there.difference(STACK))

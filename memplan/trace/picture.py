@@ -4,7 +4,7 @@ from itertools import groupby
 
 from memplan.render import svg
 from memplan.render.svg import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Scale
-from memplan.tables.terms import stacked
+from memplan.tables.categories import stacked
 from memplan.trace.result import Point, Trace
 from memplan.units import GiB, format_bytes, format_count
 

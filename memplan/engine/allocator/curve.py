@@ -11,7 +11,7 @@ from memplan.engine.allocator.settings import settings_of
 from memplan.engine.tape.tags import KERNELS
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
-from memplan.tables.terms import stacked
+from memplan.tables.categories import stacked
 
 
 class Sample(NamedTuple):

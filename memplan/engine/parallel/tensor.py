@@ -4,7 +4,6 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.engine.tensors import Weight
-from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
@@ -59,6 +58,8 @@ def _narrowed(layer: Layer, degrees: Parallel) -> Layer:
     tensor = degrees.tensor
     if tensor == 1:
         return layer
+    from memplan.spec.attention_kinds import LatentAttention  # which a job without tensor parallelism never loads
+
     mixer, inner = layer.mixer, layer.feed_forward
     assert isinstance(mixer, (Attention, LatentAttention))
     assert isinstance(inner, FeedForward)
