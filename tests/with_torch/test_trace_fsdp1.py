@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 COMMON = {"batch_size": 2, "sequence_length": 48, "optimizer_impl": "fused", "sharding": "fsdp", "num_gpus": 8}
 WIDE = {"hidden_size": 512, "intermediate_size": 1408, "vocab_size": 8000}
 """So wide that blocks of 512 bytes weigh little."""
+POST = "BACKWARD_POST"
 FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
 
 
@@ -33,7 +34,10 @@ JOBS = [
     *(fsdp1(gradient_accumulation_steps=3, sync_each_batch=sync) for sync in (True, False)),
     fsdp1(precision="bf16", **FULL),
     fsdp1({"tie_word_embeddings": True}),
-    fsdp1(trainer="transformers", lora={"r": 8}, **FULL),
+    *(
+        fsdp1(trainer="transformers", lora={"r": 8}, **FULL, **how)
+        for how in ({}, {"fsdp": {"backward_prefetch": POST}})
+    ),
     fsdp1(lora={"r": 8}, precision="bf16-amp"),
     fsdp1(
         lora={"r": 8, "modules_to_save": ["lm_head"]},

@@ -149,8 +149,8 @@ class Fsdp1(Fsdp2):
         return x
 
     def took(self, param: Param, scope: object, *, is_new: bool) -> None:
-        """An adapter that is a unit is reduced alone; before the first of a layer runs back, its hook gathers the layer
-        before ahead."""
+        """An adapter that is a unit is reduced alone. Before the first of a layer runs back (BACKWARD_POST: after it)
+        its hook gathers the layer before."""
         if not self.apart or (scope == OUTSIDE and self._unit_of(param, scope) is not self.root):
             super().took(param, scope, is_new=is_new)
             if self.apart and self._unit_of(param, scope) is self.first:  # token ids have no gradient to wait for
@@ -160,7 +160,8 @@ class Fsdp1(Fsdp2):
             self._reduce_alone(param)
         if isinstance(scope, int):
             adapted = self._adapted(self.layers[scope])
-            if param is adapted[:2][-1] and self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE":
+            how = {adapted[0]: "BACKWARD_POST"} | {adapted[:2][-1]: "BACKWARD_PRE"}
+            if how.get(param) == self.recipe.sharding.fsdp.backward_prefetch:
                 self._prefetch(self.layers[scope])
 
     def _reduce_alone(self, param: Param) -> None:
@@ -211,7 +212,7 @@ class Fsdp1(Fsdp2):
             return
         if self.reduces or not self.keeps:
             self._reshard(group)
-        if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_POST":
+        if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_POST" and not self._adapted(group):
             self._prefetch(group)
         if flat is None:
             return

@@ -126,8 +126,10 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
         _gathered(ledger, f"layers, {point}", size, f"{name}.{point}", f"{name}.{point}", "gathered ahead")
     # Trained linears that are units of their own come between: the layer below is gathered at the first of them.
     between = recipe.adapter is not None and recipe.sharding.fsdp.wraps_adapters
+    ahead = ahead or (between and recipe.sharding.fsdp.backward_prefetch == "BACKWARD_POST")
     for i in traced.backward_layers:
         below = own.layers[i - 1].gathered if i and ahead else 0
+        beside = below + own.layers[i - 1].cast * (between and below > 0)
         earlier = sum(unit.gathered for unit in own.layers[:i])
         earlier = own.all_layers - own.layers[i].gathered if never_freed(recipe, 3) else earlier
         if half == "first":
@@ -135,9 +137,9 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
             for instant in (*(instant for instant, _ in traced.layer_instants(i)), traced.end_of(i)):
                 _gathered(ledger, "layers above", above, instant, instant, "whole until the other forward runs back")
         for instant, alive in traced.layer_instants(i):
-            size = own.layers[i].gathered + (0 if stays else below)
+            size = own.layers[i].gathered + (0 if stays else beside)
             if between and below and not stays:
-                size -= _not_ahead(traced, i, instant, below)
+                size -= _not_ahead(traced, i, instant, beside)
             copied = 0
             if ahead and i and not stays:
                 before = traced.layers[i].saved.size + traced.layers[i].boundary + own.layers[i - 1].cast
@@ -163,9 +165,8 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
         under = own.layers[i - 1] if post else NO_UNIT
         alone = between and recipe.adapter is not None and recipe.adapter.bias == "none"
         if i and not stays and (alone or not own.layers[i].gradients) and leaves_behind(recipe):
-            _gathered(
-                ledger, "unit before", own.layers[i - 1].gathered - below, end, end, "gathered before this is freed"
-            )
+            size = 0 if below else own.layers[i - 1].gathered + own.layers[i - 1].cast
+            _gathered(ledger, "unit before", size, end, end, "gathered before this is freed")
         used = own.layers[i].gathered + (below if not stays else 0)
         used += own.layers[i].gradients * (half == "second" and not traced.plan.mode.in_place)
         _enter_flat(ledger, recipe, own.layers[i], under, end, f"layer {i}", reduces, used)
