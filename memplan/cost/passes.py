@@ -168,7 +168,8 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
     weighed = shape.weighed / shape.tensor / memory
     forward = max(product + adapters + attention + moves + cast_in + weighed, host.forward)
     flash = EAGER_BACKWARD if shape.attention == "eager" else FLASH_BACKWARD
-    behind = made.inputs + unpacked + shape.trained * made.weights + 2 * adapters
+    trained = max(shape.trained, each.expert / each.weights if shape.stacks and each.weights else 0.0)
+    behind = made.inputs + unpacked + trained * made.weights + 2 * adapters
     behind += attention * flash + moves * BACKWARD_MOVES + cast_out
     backward = max(behind, host.backward)
     parts = Forward(product + adapters, attention, between, within + scores + cast_in, forward)

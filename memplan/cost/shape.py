@@ -7,6 +7,7 @@ from memplan.cost.products import Eight, eight_of
 from memplan.cost.traffic import expert_parts, rings
 from memplan.cost.work import ModelWork
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
+from memplan.engine.tensors import expert_ranks
 from memplan.spec.recipe import Recipe
 
 HALF, FP32 = 2, 4
@@ -24,6 +25,9 @@ in: cast (where fp32: 2 + 4), the adapter's matrices multiplied out (written), s
 tuners/lora/dora.py: forward, get_weight_norm)."""
 DORA_OUT = 5.0
 """Passes over its output: the linear's by its magnitude, the adapter's twice, the sum."""
+STACKED: dict[int, float] = {2: 12.0, 4: 20.0}
+"""Of each element of stacked experts that PEFT adapts: the adapters' matrices multiplied out for all of them, scaled,
+and added to the stack, whose own gradient is then made (PEFT 0.21 tuners/lora/layer.py: ParamWrapper)."""
 HOOKS = {"zero1": "reduces", "zero2": "reduces", "zero3": "gathers"}
 LOOP, EACH = 11.0, 2.0
 EACH_EIGHT: dict[str, float] = {"delayed": 4.0, "tensorwise": 8.0, "blockwise": 4.0, "mxfp8": 8.0}
@@ -72,7 +76,9 @@ class Shape(NamedTuple):
     adapted: int
     """Linears per layer with an adapter."""
     weighed: float
-    """Bytes of a forward that DoRA moves for its weights' norms, whatever the tokens."""
+    """Bytes of a forward that adapters move for whole matrices, whatever the tokens."""
+    stacks: bool
+    """Experts' stacks get gradients for their adapters' sake."""
     adapted_moves: float
     """Bytes per token and layer that their operations move in half precision."""
     quantised: str
@@ -125,6 +131,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         adapter=elements / layers,
         adapted=adapted // layers,
         weighed=weighed / layers,
+        stacks=bool(adapter and adapter.experts and not megatron),
         adapted_moves=moved / layers,
         quantised=recipe.quantised.scheme.name if recipe.quantised else "",
         bits=recipe.quantised.scheme.bits if recipe.quantised else 0.0,
@@ -148,7 +155,7 @@ def looped(recipe: Recipe) -> bool:
 
 def without_training(shape: Shape) -> Shape:
     """The shape of a forward without a graph, of a model as it is."""
-    plain = shape._replace(adapter=0.0, adapted=0, weighed=0.0, adapted_moves=0.0, again=())
+    plain = shape._replace(adapter=0.0, adapted=0, weighed=0.0, stacks=False, adapted_moves=0.0, again=())
     return plain._replace(quantised="", bits=0.0)
 
 
@@ -172,4 +179,13 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
                 moved += run.count * (before * linear.inputs + after * linear.outputs)
                 weighed += run.count * DORA_WEIGHT[wide] * linear.inputs * linear.outputs if adapter.dora else 0.0
                 elements += run.count * adapter.rank_of(linear.name) * (linear.inputs + linear.outputs)
+        experts = run.layer.experts
+        for bare, rank in expert_ranks(adapter, experts) if experts else ():
+            *_, outputs, inputs = bare.shape
+            if not recipe.trainer.megatron:
+                weighed += run.count * STACKED[wide] * bare.parameters
+                continue
+            linears += run.count
+            moved += run.count * experts.active * (before * inputs + after * outputs)
+            elements += run.count * experts.active * rank * (inputs + outputs)
     return linears, elements, moved, weighed

@@ -26,6 +26,7 @@ def tower_pass(recipe: Recipe, shape: Shape, device: Device, rates: Rates) -> He
         adapter=0.0,
         adapted=0,
         weighed=0.0,
+        stacks=False,
         adapted_moves=0.0,
     )
     forward, backward, patches = 0.0, 0.0, images.rows * images.columns
