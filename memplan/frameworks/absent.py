@@ -37,6 +37,12 @@ Beaker          budget tasks
 MosaicML        compute.gpus command | integrations command image
 Kubernetes      apiVersion kind metadata
 BLOOM/m4        $m4/training | $accelerate .*m4/
+SkyRL           $\bskyrl(_train|_agent|\.train|\.tx)\b
+align-anything  $\balign_anything\.trainers
+ROLL            $\bstart_\w*pipeline\.py
+oat             $-m oat\.
+Trinity-RFT     $\btrinity run
+torchtitan_with_configs_in_Python $\btorchtitan[./]train\b.* --config[ =]\w+( |$)
 EasyLM          $EasyLM\.models
 Alpa            $\balpa\.
 SageMaker       $\bsagemaker
