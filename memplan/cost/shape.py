@@ -180,7 +180,9 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
                 weighed += run.count * DORA_WEIGHT[wide] * linear.inputs * linear.outputs if adapter.dora else 0.0
                 elements += run.count * adapter.rank_of(linear.name) * (linear.inputs + linear.outputs)
         experts = run.layer.experts
-        for bare, rank in expert_ranks(adapter, experts) if experts else ():
+        if experts is None:
+            continue
+        for bare, rank in expert_ranks(adapter, experts):
             *_, outputs, inputs = bare.shape
             if not recipe.trainer.megatron:
                 weighed += run.count * STACKED[wide] * bare.parameters
