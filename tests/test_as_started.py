@@ -244,6 +244,8 @@ def test_a_pages_command_finds_the_one_program_of_its_name() -> None:
     Path("archive").mkdir()
     Path("archive/tune.py").write_text(OWN.replace('default="a.yaml"', "required=True"))
     Path("b.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 7\n")
-    Path("README.md").write_text("```\npython tune.py --config b.yaml\n```\n")
+    Path("README.md").write_text(
+        "```\naccelerate launch \\\n  --num_processes 1 \\\n  tune.py \\\n  --config b.yaml\n```\n"
+    )
     _texts.cache_clear()
     assert check_file("b.yaml", CARD).job["batch_size"] == 7

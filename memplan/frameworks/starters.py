@@ -149,15 +149,17 @@ def _is_training(launch: Launch) -> bool:
 
 def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
     """The commands of a text of prose, or of a program's comments, that start a program of this name with options."""
-    lines = text.split("\n")
+    lines, end = text.split("\n"), -1
     for number, line in enumerate(lines):
-        if program not in line or not _LAUNCHERS.search(line):
+        if number <= end or not _LAUNCHERS.search(line):
             continue
         words, end = [_SIGNS.sub("", line).rstrip("`")], number
         while words[-1].endswith("\\") and end + 1 < len(lines):
             words[-1] = words[-1].rstrip("\\") + "\\"  # a program's text may double it
             end += 1
             words.append(_SIGNS.sub("", lines[end]))
+        if not any(program in each for each in words):
+            continue
         try:
             script: Document = document_of("\n" * number + "\n".join(words), path, "shell")
         except MemplanError:

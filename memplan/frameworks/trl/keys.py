@@ -56,7 +56,7 @@ MARKS = words(
     precompute_ref_log_probs lora_task_type use_bnb_nested_quant simpo_gamma cpo_alpha vllm_mode assistant_only_loss
     completion_only_loss truncation_mode rpo_alpha dataset_mixer reward_funcs scale_rewards missing_eos_penalty
     dataset_text_field teacher_model_name_or_path desirable_weight center_rewards_coefficient lora_modules_to_save
-    num_ppo_epochs local_rollout_forward_batch_size dataset_num_proc"""
+    num_ppo_epochs local_rollout_forward_batch_size dataset_num_proc padding_free"""
 )
 """Keys that tell a file of TRL's."""
 
