@@ -18,6 +18,7 @@ def engine(model: str = "qwen2.5-7b", version: str = "0.11.0", name: Any = "vllm
     return Generator(name, version, load_model(model), **({"separate": True} | sizes | given))
 
 
+SGLANG = {"name": "sglang", "version": "0.4.6"}
 WEIGHTS = [
     ("qwen3-14b", {}, 27.52),
     ("llama-3.1-8b", {}, 14.9889),
@@ -32,6 +33,8 @@ WEIGHTS = [
     ("opt-125m", {}, 0.2389),
     ("qwen3-0.6b", {}, 1.1201),
     ("qwen3-8b", {"quantization": "awq"}, 5.71),
+    ("Qwen/Qwen2.5-7B-Instruct", {"quantization": "awq", "version": "0.22.0"}, 5.29),
+    ("deepseek-r1-distill-qwen-32b", SGLANG | {"tensor_parallel": 4}, 15.54),  # tables of cos and sin in fp32
     ("qwen3-8b", {"quantization": "nvfp4"}, 5.975),
     ("qwen3-30b-a3b", {"quantization": "nvfp4"}, 16.86),
     ("qwen3.5-35b-a3b", {"quantization": "nvfp4", "version": "0.20.0"}, 21.86),  # mixers of linear attention in bf16

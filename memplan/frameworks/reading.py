@@ -52,8 +52,7 @@ def read_target(
         raise UsageError(what, "leave it out; --trainer says what trains it")
     if not beside:
         return read_own_target(model, options)
-    named = {"model": model} if model is not None else {}
-    return read_documents([_beside(path) for path in beside], {**options, **named})
+    return read_documents([_beside(path) for path in beside], options if model is None else {**options, "model": model})
 
 
 def read_opened(

@@ -42,12 +42,13 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "fp8": lambda rows, columns, _: (rows * columns, ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4),
     "int8-channels": lambda rows, columns, _: (rows * columns, rows * 4),
     "awq": _packed("awq-4bit"),
+    "machete": lambda rows, columns, group: (rows * columns // 2, *(rows * ceil_div(columns, group) * 2,) * 2),
     "gptq": _packed("gptq-4bit"),
     "nf4": _packed("nf4-double"),
     "int8": _packed("int8"),
 }
 """Of a packed matrix of so many rows and columns, in groups: weights, then their scales and zeros. Marlin has symmetric
-groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32."""
+groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32; Machete has AWQ's zeros in 16 bits."""
 EXPERTS_ALONE = frozenset({"mxfp4"})
 """Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
 

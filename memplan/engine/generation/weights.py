@@ -14,7 +14,7 @@ from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
-from memplan.tables.engines import BEFORE_HOPPER, era_of
+from memplan.tables.engines import BEFORE_HOPPER, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
 from memplan.tables.quantizations import PLAIN_IN_NVFP4
 from memplan.units import ceil_div, round_up
@@ -50,6 +50,8 @@ MXFP4 = {
 }
 """By compute capability: Marlin's kernels, Triton's, FlashInfer's (vllm 0.10 layers/quantization/mxfp4.py:
 create_weights; triton_kernels tensor_details/layout_details/hopper_scale.py, of 8 warps)."""
+MACHETE = 0, 19, 0
+"""AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel)."""
 
 
 class Rank(NamedTuple):
@@ -108,6 +110,8 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         rank = rank._replace(router_itemsize=of.itemsize)
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in BEFORE_HOPPER):
         rank = rank._replace(padding=MXFP4.get(architecture, Padding()))
+    if architecture == "9.0" and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
+        rank = rank._replace(format=rank.format.replace("awq", "machete"))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
     stages = of.pipeline_parallel
@@ -163,12 +167,13 @@ def padded_vocabulary(of: Generator) -> int:
 
 
 def rotary_bytes(of: Generator) -> int:
-    """Tables of cos and sin for every position of the config, that of whole attention longer where it is scaled; four
-    times as many where images have positions of their own (vllm layers/rotary_embedding/base.py, mrope.py)."""
+    """Tables of cos and sin for every position of the config, that of whole attention longer where it is scaled. vLLM's
+    are four times as many where images have positions of their own (layers/rotary_embedding/base.py, mrope.py);
+    SGLang's are in fp32 (layers/rotary_embedding.py: RotaryEmbedding, MRotaryEmbedding)."""
     spec = of.model
     plain, longest = spec.max_positions or 0, spec.rotary_positions or spec.max_positions or 0
     elements = plain * spec.rotary_width + (longest - plain) * spec.rotary_width // spec.rotary_sets
-    return elements * (4 if spec.rotary_by_row else 1) * of.itemsize
+    return elements * (4 if of.engine == "sglang" else of.itemsize * (4 if spec.rotary_by_row else 1))
 
 
 def _layer(layer: Layer, rank: Rank) -> Tensors:
