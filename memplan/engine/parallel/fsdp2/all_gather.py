@@ -47,7 +47,7 @@ def enter_root_again(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedP
     return begins
 
 
-def enter_first_gather(ledger: Ledger, own: Frame, traced: TracedPass, instant: str) -> None:
+def first_gather(own: Frame, traced: TracedPass) -> int:
     """The output of the last all-gather before the layers is there until the first layer's weights are copied out;
     before that, the embedding's own copy-out."""
     before = own.tail if own.opens else own.first if own.first.gathered else own.root
@@ -59,12 +59,17 @@ def enter_first_gather(ledger: Ledger, own: Frame, traced: TracedPass, instant: 
     scaled = traced.plan.spec.embedding_multiplier and not traced.plan.spec.scaled_outside
     if own.first.gathered:  # the root's all-gather is there at its copy-out; then what it gives, before it is resharded
         alone = max(alone, embedding + embedded * (1 + scaled))
+    return max(into, alone) - embedded
+
+
+def enter_first_gather(ledger: Ledger, own: Frame, traced: TracedPass, instant: str) -> None:
+    """What is gathered until the first layer has its weights, beside its input."""
     label, why = "all-gathers of the root and the first layer", "held until the next copy-out"
-    gathered(ledger, label, max(into, alone) - embedded, instant, why)
+    gathered(ledger, label, first_gather(own, traced), instant, why)
     ledger.add(
         "embedding output",
         "activations",
-        embedded,
+        traced.layers[0].boundary,
         at=instant,
         template="T × h × bytes",
         why="the first layer is gathered when its input is there",

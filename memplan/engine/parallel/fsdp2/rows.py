@@ -24,6 +24,7 @@ from memplan.engine.parallel.fsdp2.all_gather import (
     enter_left,
     enter_root,
     enter_root_again,
+    first_gather,
 )
 from memplan.engine.parallel.fsdp2.reduce_scatter import SOURCE, enter_root_reduction, gathered
 from memplan.engine.parallel.fsdp2.root import frame, frozen_frame
@@ -110,9 +111,12 @@ def _enter_forwards(ledger: Ledger, recipe: Recipe, weights: list[Weight], passe
         enter_root(ledger, policy, "policy's root", "", "")
     if not (leaves or policy.opens):
         why = "no backward reshards it: the batch before has left it"
-        for born, dies in (("", ledger.before(opens)), (ledger.after(opens), ledger.schedule[-1])):
-            if dies != opens:
-                gathered(ledger, "gathered tail (norm, head)", policy.tail.gathered, born, why, dies)
+        first = next(traced for traced, _ in passes if f"{traced.plan.name}.gather" == opens)
+        later = first_gather(policy._replace(root=NOTHING), first) - first_gather(policy, first)
+        for born, dies in (("", ledger.before(opens)), (opens, opens), (ledger.after(opens), ledger.schedule[-1])):
+            if (dies == opens) == (born == opens):  # the first batch gathers the root there, the next has it
+                size = policy.tail.gathered + (later if born == opens else 0)
+                gathered(ledger, "gathered tail (norm, head)", max(0, size), born, why, dies)
     for traced, _ in passes:
         if traced.plan.name != "reference" or recipe.others.reference != "resident":
             if leaves:
