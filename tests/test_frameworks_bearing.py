@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from framework_cases import FILES, changed
 
+from memplan.api import estimate
 from memplan.frameworks.reading import read_target
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput
@@ -48,7 +49,6 @@ def read(tmp_path: Path, text: str, name: str = "train.yaml", **options: Any) ->
         (TRAINER, "use_liger_kernel: true\nliger_kernel_config: {rope: false}", "liger_kernel_config.rope"),
         (TRAINER, "config_name: other/model", "config_name"),
         (f"{DPO}{EVALUATES}", "use_logits_to_keep: true", "use_logits_to_keep"),
-        (DPO, "ref_adapter_name: ref", "ref_adapter_name"),
         (DPO, "precompute_ref_log_probs: true\nprecompute_ref_batch_size: 64", "precompute_ref_batch_size"),
         (f"{DPO}use_peft: true\n", "disable_dropout: false", "disable_dropout"),
         (f"{CPO}{EVALUATES}", "generate_during_eval: true", "generate_during_eval"),
@@ -223,14 +223,16 @@ def test_what_axolotl_does_by_itself_is_said(tmp_path: Path, text: str, said: st
         assert (sentence in words) == (sentence == said)
 
 
-def test_megatrons_mask_is_said_where_it_is_large(tmp_path: Path) -> None:
+def test_megatrons_mask_is_counted_where_it_is_large(tmp_path: Path) -> None:
     file, text = FILES["megatron"]
     long = text.replace("--seq-length 2048", "--seq-length 8192")
-    mask = "134,217,728 bytes"
-    assert any(mask in line for line in read(tmp_path, long, file).warnings)
-    assert not any(
-        mask in line for line in read(tmp_path, f"{long} --no-create-attention-mask-in-dataloader", file).warnings
-    )
+    without = f"{long} --no-create-attention-mask-in-dataloader"
+    made, none = (read(tmp_path, each, file, model="qwen2.5-0.5b").job for each in (long, without))
+    assert made.megatron.create_attention_mask_in_dataloader
+    assert not none.megatron.create_attention_mask_in_dataloader
+    sizes = [{row.name: row.bytes for row in estimate(job).per_gpu.ledger} for job in (made, none)]
+    assert sizes[0]["attention mask"] == made.batch_size * 8192**2
+    assert "attention mask" not in sizes[1]
 
 
 def test_rows_here_can_be_estimated(tmp_path: Path) -> None:

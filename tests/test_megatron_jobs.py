@@ -29,7 +29,7 @@ def error_of(row: dict[str, Any]) -> float:
 @pytest.mark.slow
 def test_runs_whose_every_setting_is_told() -> None:
     errors = {name: abs(error_of(row)) for name, row in RUNS.items() if row["quality"] == "A"}
-    assert len(errors) == 19
+    assert len(errors) == 25
     assert median(errors.values()) < 0.0005
     assert max(errors.values()) < 0.002, max(errors, key=errors.__getitem__)
 

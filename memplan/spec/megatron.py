@@ -97,6 +97,8 @@ class Megatron(Frozen):
     reduce_scatter_with_fp32_accumulation: bool = False
     gradient_accumulation_fusion: bool = True
     """Weight gradients are added to their fp32 buffer inside the product."""
+    create_attention_mask_in_dataloader: bool = False
+    """Each row comes with a mask of all tokens by all tokens, a byte each."""
     fp8_format: Name = ""
     """Products in FP8 by Transformer Engine: hybrid, or e4m3 for gradients too; empty: none."""
     fp8_recipe: Name = "delayed"

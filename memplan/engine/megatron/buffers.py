@@ -57,6 +57,13 @@ def enter_buffers(ledger: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Sha
             ledger, "batch", "batch", most.tokens * BATCH_BYTES, "T·(8 + 8 + 4 + 8)", (most.tokens, BATCH_BYTES),
             "tokens, labels, loss mask and positions", "Megatron-LM 23e00ed0 megatron/training/utils.py",
         )  # fmt: skip
+    if recipe.megatron.create_attention_mask_in_dataloader:
+        rows, length = recipe.rows, recipe.batch.sequence_length
+        _whole(
+            ledger, "attention mask", "batch", rows * length * length // degrees.context, "b·s²/c",
+            (rows, length, degrees.context), "the data loader makes it, and no kernel reads it",
+            "megatron-core 0.16 datasets/gpt_dataset.py: create_attention_mask",
+        )  # fmt: skip
 
 
 def _enter_boundaries(ledger: Ledger, recipe: Recipe, s: Shape) -> None:

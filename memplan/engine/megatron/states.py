@@ -233,8 +233,10 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, buffer: Buffer, last_instan
 
 def dummy_shapes(recipe: Recipe, shares: Sequence[Share]) -> list[int]:
     """Elements of each of the empty gradients that TransformerEngine hands to autograd, one for each shape of a weight
-    whose true gradient went into the buffer; kept in a dictionary for good."""
+    whose true gradient went into the buffer; kept in a dictionary for good. The head's too, be it the embedding
+    (megatron-core 0.14 tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication)."""
     if not recipe.megatron.gradient_accumulation_fusion:
         return []
-    products = [share for share in shares if share.product and share.trained and share.name != "word embedding"]
+    looks_up = () if recipe.model.head_is_tied and recipe.parallel.last else ("word embedding",)
+    products = [share for share in shares if share.product and share.trained and share.name not in looks_up]
     return [rows * columns for rows, columns in dict.fromkeys((share.rows, share.columns) for share in products)]

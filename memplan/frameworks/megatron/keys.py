@@ -32,6 +32,8 @@ DEFAULTS: dict[str, Any] = {
     "use_distributed_optimizer": False,
     "make_vocab_size_divisible_by": 128,
 }
+MASK = 2**26
+"""Bytes of a data loader's mask from which on it is told: 64 MiB."""
 DEFAULTS_OF_EXPERTS: dict[str, Any] = {
     "moe_token_dispatcher_type": "allgather",
     "moe_permute_fusion": False,

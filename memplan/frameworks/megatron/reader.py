@@ -20,6 +20,7 @@ from memplan.frameworks.megatron.keys import (
     DEFAULTS_OF_EXPERTS,
     FUSED_LINEARS,
     KNOWN,
+    MASK,
     NEGATIONS,
     NOT_MODELLED,
     OF_MINDSPEED,
@@ -42,8 +43,6 @@ from memplan.units import ceil_div
 _PROGRAM = re.compile(
     r"\b(pretrain_\w+|posttrain_\w+|finetune_\w+|train_rl|train)\.py$|\b(pretrain_gpt|posttrain_gpt)$"
 )
-MASK = 2**26
-"""Bytes of a mask from which on it is told: 64 MiB."""
 _UNSET = re.compile(r"\$\{?\w*(args|opts|options?)\w*(\[[@*]\])?\}?", re.IGNORECASE)
 """A variable of options that nothing in the script sets."""
 _TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
@@ -217,10 +216,7 @@ def _masks(keys: Keys, mindspeed: bool) -> None:
     length, micro = keys.whole("seq_length") or 0, keys.whole("micro_batch_size") or 1
     made = not keys.flag("no_create_attention_mask_in_dataloader")
     if made and not mindspeed and length * length * micro >= MASK:
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: each micro-batch comes with an attention mask of {length * length * micro:,} "
-            "bytes, which is left out; add --no-create-attention-mask-in-dataloader"
-        )
+        put_inner(keys, "megatron", "create_attention_mask_in_dataloader", True, "create_attention_mask_in_dataloader")
     if mindspeed and (keys.whole("context_parallel_size") or 1) > 1:
         word = keys.text("context_parallel_algo") or "ulysses_cp_algo"
         ways = {"ulysses_cp_algo": "a2a", "megatron_cp_algo": "p2p"}

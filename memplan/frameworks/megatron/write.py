@@ -9,12 +9,12 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import run_script
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.megatron.keys import DEFAULTS, DEFAULTS_OF_EXPERTS, OTHER_NAMES
+from memplan.frameworks.megatron.keys import DEFAULTS, DEFAULTS_OF_EXPERTS, MASK, OTHER_NAMES
 from memplan.frameworks.megatron.shape import Shape, effective, shape_of
 from memplan.frameworks.quoting import Variable, shell_word
 from memplan.spec.job import Job
 from memplan.spec.megatron import Megatron
-from memplan.units import ceil_div
+from memplan.units import ceil_div, words_of
 
 Arguments = list[tuple[str, Any, str]]
 """Option, value (True for a switch), what is to be filled in."""
@@ -182,7 +182,10 @@ SWITCHED_OFF = {
     "apply_rope_fusion": "no-rope-fusion",
 }
 """Settings that are on in Megatron-LM, and how it is told that they are off."""
-WITH_OTHERS = ("recompute_modules", "recompute_method", "recompute_num_layers", "cp_comm_type", "attention_dropout")
+WITH_OTHERS = words_of(
+    """recompute_modules recompute_method recompute_num_layers cp_comm_type attention_dropout
+    create_attention_mask_in_dataloader"""
+)
 """Settings that stand with what they belong to."""
 
 
@@ -214,6 +217,9 @@ def _training(job: Job, writing: Writing) -> Iterator[tuple[str, Any, str]]:
     yield "micro-batch-size", job.batch_size, ""
     yield "global-batch-size", job.batch_size * writing.recipe.batch.accumulation * writing.recipe.parallel.data, ""
     yield "seq-length", job.sequence_length, ""
+    masks = job.sequence_length**2 * job.batch_size
+    if masks >= MASK and not writing.recipe.megatron.create_attention_mask_in_dataloader:
+        yield "no-create-attention-mask-in-dataloader", True, ""
     yield "attention-backend", {"flash": "flash", "eager": "unfused"}.get(job.attention, "auto"), ""
     half = job.precision.partition("-")[0]
     if half != "fp32":
