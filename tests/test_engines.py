@@ -12,6 +12,7 @@ from memplan.accuracy import accuracy
 from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.engine.allocator.reserved import Band
+from memplan.engine.generation.activation import feature_bytes, pixel_bytes
 from memplan.engine.generation.cells import CELLS
 from memplan.engine.generation.figures import budget_bytes, engine_figures, request_rows
 from memplan.engine.generation.kv import layout
@@ -445,6 +446,12 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert "does not start" in first
     assert second.strip().startswith("Change: --gpu-memory-utilization 0.")
+
+
+def test_a_profile_run_holds_its_images_and_what_the_tower_made_of_them() -> None:
+    assert pixel_bytes(engine("qwen2.5-vl-7b")) == 65536 * 14 * 14 * 3 * 2 * 2
+    assert feature_bytes(engine("qwen3-vl-2b")) == (16384 * 2048 * 2 * 4, 16384 * 2048 * 2 * 3)  # three taps
+    assert feature_bytes(engine()) == (pixel_bytes(engine()), 0) == (0, 0)
 
 
 def test_a_sampler_without_a_sort_leaves_more_to_the_cache() -> None:

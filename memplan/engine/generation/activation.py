@@ -17,6 +17,7 @@ from memplan.engine.allocator.reserved import Band
 from memplan.spec.generation import Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward
+from memplan.spec.vision import ImageRule
 from memplan.tables.engines import Era
 from memplan.units import DTYPE_BYTES, MiB
 
@@ -35,7 +36,9 @@ def activation_bytes(of: Generator, era: Era) -> int:
     tokens, spec = of.max_num_batched_tokens, of.model
     stream = tokens * spec.hidden_size * of.itemsize
     layers = max((layer_bytes(run.layer, of, tokens) for run in spec.runs), default=0)
-    return stream + max(layers + stream, sampler_bytes(of, era), vision_bytes(of)) + _images(of)
+    features, tapped = feature_bytes(of)
+    after = max(layers + stream, sampler_bytes(of, era)) + features
+    return stream + max(after, vision_bytes(of) + tapped) + pixel_bytes(of)
 
 
 def layer_bytes(layer: Layer, of: Generator, tokens: int) -> int:
@@ -69,17 +72,39 @@ def vision_bytes(of: Generator) -> int:
     tower = of.model.tower
     if tower is None or not tower.runs:
         return 0
-    block, rule = tower.runs[0].block, tower.rule
-    each = (rule.side // rule.patch) ** 2 + rule.extra_patches if rule.tokens else rule.merge**2
-    largest = PATCHES if rule.kind == "smart-resize" else 0
-    patches = max(of.max_num_batched_tokens * each // max(rule.tokens, 1), largest)
+    block = tower.runs[0].block
     wide = (3 if block.feed_forward.gated else 2) * block.feed_forward.intermediate // of.tensor_parallel
-    return patches * (wide + 2 * tower.width) * of.itemsize
+    return _patches(of, tower.rule) * (wide + 2 * tower.width) * of.itemsize
 
 
-def _images(of: Generator) -> int:
-    """Tokens of images that wait for the forward (the encoder's cache)."""
-    return of.max_num_batched_tokens * of.model.hidden_size * of.itemsize if of.model.tower else 0
+def _patches(of: Generator, rule: ImageRule) -> int:
+    """Of a profile run's images."""
+    each = (rule.side // rule.patch) ** 2 + rule.extra_patches if rule.tokens else rule.merge**2
+    return max(of.max_num_batched_tokens * each // max(rule.tokens, 1), _largest(rule))
+
+
+def _largest(rule: ImageRule) -> int:
+    return PATCHES if rule.kind == "smart-resize" else 0
+
+
+def pixel_bytes(of: Generator) -> int:
+    """The images themselves, in the weights' dtype: ``profile_run`` holds them to its end."""
+    if of.model.tower is None:
+        return 0
+    rule = of.model.tower.rule
+    return _patches(of, rule) * rule.patch**2 * rule.channels * rule.frames * of.itemsize
+
+
+def feature_bytes(of: Generator) -> tuple[int, int]:
+    """What the tower gives for each token of its images, which waits for the forward (the encoder's cache); and of it
+    what its taps gave before its last block (vllm model_executor/models/qwen3_vl.py: deepstack_feature_lists)."""
+    tower = of.model.tower
+    if tower is None:
+        return 0, 0
+    tokens = max(of.max_num_batched_tokens, _largest(tower.rule) // tower.rule.merge**2)
+    each = tokens * of.model.hidden_size * of.itemsize
+    tapped = 0 if tower.crossed else each * len(tower.taps)
+    return each + tapped, tapped
 
 
 PER_LAYER = 0.29 * MiB
