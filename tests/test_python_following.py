@@ -316,3 +316,23 @@ main()
     assert (job.sequence_length, job.batch_size) == (384, 3)
     text = text.replace("OmegaConf.to_container(cfg.args, resolve=True)", "torch.load(cfg.args, batch_size=2)")
     assert {"batch_size", "sequence_length"} <= asked(read(tmp_path, text))
+
+
+def test_trainers_that_a_condition_chooses_among_and_what_a_parser_leaves(tmp_path: Path) -> None:
+    """Of a trainer and its subclass the one with changes; ``parse_args_and_config`` gives what is left, where asked."""
+    (tmp_path / "a.yaml").write_text("max_length: 320\nper_device_train_batch_size: 5\nbf16: true\n")
+    text = f"""
+from trl import TrlParser
+class Mine(SFTTrainer):
+    def evaluate(self):
+        return {{}}
+given = TrlParser((SFTConfig,)).parse_args_and_config(return_remaining_strings=True)
+if len(given) == 2:
+    args, _ = given
+{MODEL}
+kind = Mine if "x" in os.environ["DATA"] else SFTTrainer
+kind(model=model, args=args).train()
+"""
+    job = read(tmp_path, text)
+    assert job.framework.startswith("TRL")
+    assert "batch_size" in asked(job)

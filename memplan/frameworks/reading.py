@@ -64,9 +64,8 @@ def read_opened(
     ``options["without"]``: keys of the file that take no memory, as the user knows.
     """
     if "without" in options:
-        options = dict(options)
-        keys = options.pop("without")
-        return without(read_opened(document, options, beside, framework), keys)
+        rest = {key: value for key, value in options.items() if key != "without"}
+        return without(read_opened(document, rest, beside, framework), options["without"])
     try:
         given = _as_it_stands(document, options, beside, framework)
     except (NotKnown, NoTraining):

@@ -68,10 +68,15 @@ def _said(dialect: Dialect, program: str) -> tuple[str, str, str]:
         key = "loss_type" if keys.has("loss_type") else "dpo_loss"
         keys.skip(key)
         return LOSSES[loss], f"{keys.settings.where(key)}: {key}", key
-    name = program.rsplit("/", 1)[-1].lower()
+    for path in (program, keys.settings.path if "program" not in keys.draft.facts else ""):
+        found = _word_of(path.rsplit("/", 1)[-1].lower())
+        if found and (path == program or len(found) == 1):  # of a file's own name where it has one word alone
+            return WORDS.get(found[0], found[0]), f"{keys.settings.path}: {path}", path
+    return "", "", program
+
+
+def _word_of(name: str) -> list[str]:
+    """Methods that a name has words of, supervised ones last."""
     words = [*re.findall(r"dpo(?!int)|grpo|simpo", name), *re.split(r"[^a-z0-9]+", name)]
-    known = sorted(
-        (word for word in words if word in WORDS or word in NOT_MODELLED), key=lambda word: WORDS.get(word) == "sft"
-    )
-    found = next(iter(known), "")
-    return WORDS.get(found, found), f"{keys.settings.path}: {program}" if found else "", program
+    known = dict.fromkeys(word for word in words if word in WORDS or word in NOT_MODELLED)
+    return sorted(known, key=lambda word: WORDS.get(word) == "sft")

@@ -272,7 +272,9 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "float": _number(float),
     "bool": lambda call: call.unknown() if truth(call.get(0, "o")) is None else truth(call.get(0, "o")),
     "len": lambda call: (
-        len(call.args[0]) if call.args and isinstance(call.args[0], (list, dict, str)) else call.unknown()
+        len(call.args[0])
+        if call.args and (isinstance(call.args[0], (list, dict, str)) or type(call.args[0]) is tuple)
+        else call.unknown()
     ),
     "min": _of_numbers(min),
     "max": _of_numbers(max),

@@ -148,6 +148,17 @@ def is_trainer(own: Class) -> bool:
     return own.root is not None and own.root.last in python_models.TRAINERS
 
 
+def one_of(callee: Any) -> Any:
+    """Of trainers that a condition chooses among, all with changes of one: that with the changes, which may train
+    otherwise; anything else as it is."""
+    several = callee.either if isinstance(callee, Unknown) else ()
+    roots = [each.root if isinstance(each, Class) else each for each in several]
+    names = {each.last for each in roots if isinstance(each, Ref)}
+    if not several or len(names) != 1 or not names <= python_models.TRAINERS.keys():
+        return callee
+    return next((each for each in several if isinstance(each, Class)), several[0])
+
+
 def constructed(run: Run, thing: Thing, args: list[Any], named: dict[str, Any], places: dict[str, Place]) -> Thing:
     """An object of a class of the program: of a trainer's, it is one."""
     if thing.own is not None and thing.own.root is not None:

@@ -128,6 +128,9 @@ def _one_of(call: Call) -> Any:
     return _instances(call) if call.owner.last not in ("ArgumentParser", "ArgParser") else _arguments_of(call)
 
 
+_OF: Mapping[str, Callable[[Call], Any]] = {
+    "parse_args_into_dataclasses": _instances, "parse_args_and_config": _of_config,
+}  # fmt: skip
 PARSER: Mapping[str, Callable[[Call], Any]] = {
     "add_argument": _argument,
     "add_argument_group": lambda call: call.owner,
@@ -135,10 +138,12 @@ PARSER: Mapping[str, Callable[[Call], Any]] = {
     "set_defaults": lambda call: [call.owner.set(key, value, call.place) for key, value in call.named.items()] and None,
     "parse_args": _one_of,
     "parse_known_args": lambda call: (_one_of(call), []),
-    "parse_args_into_dataclasses": lambda call: (
-        (*_instances(call), []) if call.named.get("return_remaining_strings") else _instances(call)
+    **dict.fromkeys(
+        ("parse_args_into_dataclasses", "parse_args_and_config"),
+        lambda call: (
+            (*_OF[call.name](call), []) if call.named.get("return_remaining_strings") else _OF[call.name](call)
+        ),
     ),
-    "parse_args_and_config": _of_config,
     "parse_yaml_file": _of_file,
     "parse_json_file": _of_file,
     "parse_yaml_and_args": _instances,

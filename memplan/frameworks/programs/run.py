@@ -225,7 +225,7 @@ class Run(Statements):
 
     def call(self, node: ast.Call, frame: Frame) -> Any:
         """What a call comes to: of a function of the program, gone through; of a library's, by what it is."""
-        callee = self.evaluate(node.func, frame)
+        callee = self.calls.one_of(self.evaluate(node.func, frame))
         args, named, places = self._arguments(node, frame)
         place = self.place(node)
         if isinstance(callee, Function):
