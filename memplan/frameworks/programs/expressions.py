@@ -163,25 +163,25 @@ class Expressions(Tracing):
         return found
 
     def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
-        """``{key: value for key, value in given.items() if …}``: all of them, as a filter by a signature has it."""
-        loop = node.generators[0]
+        """``{key: value for key, value in given.items() if …}``: of each that no filter is known to drop."""
+        loop, found = node.generators[0], dict[Any, Any]()
         pairs = self.evaluate(loop.iter, frame)
-        names = [getattr(each, "id", "") for each in getattr(loop.target, "elts", ())]
-        plain_copy = (
-            len(node.generators) == 1 and [getattr(node.key, "id", ""), getattr(node.value, "id", "-")] == names
-        )
-        return dict(pairs) if plain_copy and are_pairs(pairs) else self.unknown(node)
+        if len(node.generators) > 1 or not are_pairs(pairs) or len(pairs) > 10 * MAX_ITEMS:
+            return self.unknown(node)
+        for pair in pairs:
+            inner = Frame({}, frame)
+            self.assign(loop.target, pair, inner)
+            if not any(truth(self.evaluate(test, inner)) is False for test in loop.ifs):
+                key = self.evaluate(node.key, inner)
+                found[key if isinstance(key, (str, int)) else "**"] = self.evaluate(node.value, inner)
+        return found
 
     def _listcomp(self, node: ast.ListComp, frame: Frame) -> Any:
         """``[each for each in known if …]``: of a list that the text holds, those that a filter is known to keep."""
         loop = node.generators[0]
         values = self.evaluate(loop.iter, frame)
-        if (
-            len(node.generators) > 1
-            or type(values) not in (list, tuple)
-            or len(values) > MAX_ITEMS
-            or not known(values)
-        ):
+        one = len(node.generators) == 1 and type(values) in (list, tuple) and len(values) <= MAX_ITEMS
+        if not (one and known(values)):
             return self._once(node, values, frame)
         found: list[Any] = []
         for each in values:

@@ -20,7 +20,7 @@ from memplan.frameworks.shell.reader import Word
 MAX_STEPS = 150_000
 MAX_CALLS = 14
 """Functions of the program within one another."""
-AGAIN = 2
+AGAIN = 4
 """How often one may call itself: a merge of nested settings does."""
 PYDANTIC = ("BaseModel", "BaseSettings")
 CUTS = re.compile(
