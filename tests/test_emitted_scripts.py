@@ -9,6 +9,8 @@ from memplan.frameworks.read_back import asked, differences
 from memplan.frameworks.reading import documents_of, read_opened
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.writing import emit, write_files
+from memplan.planner.planning import question
+from memplan.planner.space import divided_sequences, offloading, offloads_activations
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 
@@ -65,3 +67,21 @@ def test_adapters_of_every_linear_leave_a_frozen_tower_alone(trainer: str) -> No
     assert adapter is not None
     assert everywhere is not None
     assert everywhere.targets - adapter.targets == {"qkv", "proj", "mlp.0", "mlp.2"}
+
+
+def test_long_sequences_are_divided_and_the_plan_is_said() -> None:
+    job = {"model": "qwen2.5-0.5b", "method": "sft", "trainer": "trl", "gpu": "h100-80gb", "num_gpus": 8}
+    asked_for = question(read_job({**job, "sequence_length": 131072}))
+    divided = {(keys["sharding"], keys["context_parallel"]) for keys in divided_sequences(asked_for.space)}
+    assert divided == {("fsdp2", 2), ("fsdp2", 4), ("fsdp2", 8)}
+    assert divided_sequences(question(read_job({**job, "sequence_length": 8192})).space) == []
+    given = read_job({**job, "sequence_length": 131072, "sharding": "fsdp2", "context_parallel": 4})
+    assert emit(given, find_framework("trl")).texts
+
+
+@pytest.mark.parametrize(("method", "there"), [("sft", True), ("simpo", False), ("orpo", False)])
+def test_activations_are_offloaded_where_the_method_has_the_switch(method: str, there: bool) -> None:
+    job = {"model": "qwen2.5-0.5b", "method": method, "trainer": "trl", "gpu": "rtx-4090-24gb", "lora": {"r": 8}}
+    space = question(read_job(job)).space
+    assert offloads_activations(space) is there
+    assert any(keys.get("offload") == ["activations"] for keys in offloading(space)) is there

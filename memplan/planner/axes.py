@@ -81,7 +81,7 @@ def _known(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]
     if key == "gradient_checkpointing":
         return CHECKPOINTING
     if key == "loss_head":
-        return ("auto",) if method.score_head or is_native(layout) else HEADS
+        return ("auto",) if method.score_head or _is_native(space, layout) else HEADS
     if key == "pair_pass":
         return PAIR_PASSES if method.pairs else ()
     if key == "reference":
@@ -112,8 +112,14 @@ def _has_liger(space: Space, layout: Mapping[str, Any]) -> bool:
     """Whether Liger has kernels for the model's layers, and the trainer a switch for it: not in Megatron's, nor where
     DTensors run through them."""
     trainer = trainer_of(space, layout)
-    runs = not trainer.megatron and not is_native(layout) and trainer.can_be_told("kernels", "liger", space.gpus > 1)
+    runs = not trainer.megatron and not _is_native(space, layout)
+    runs = runs and trainer.can_be_told("kernels", "liger", space.gpus > 1)
     return runs and space.spec.family in LIGER and space.vendor in OF_LIGER
+
+
+def _is_native(space: Space, layout: Mapping[str, Any]) -> bool:
+    """Whether DTensors run through the layers, as torch's own parallelism has them in a bare loop."""
+    return is_native(layout) and trainer_of(space, layout).name == "pytorch"
 
 
 def _compiled(space: Space, layout: Mapping[str, Any]) -> tuple[bool, ...]:

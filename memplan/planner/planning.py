@@ -23,7 +23,7 @@ from memplan.planner.model_moves import MODELS
 from memplan.planner.pricing import Priced, Pricing, allowed_of
 from memplan.planner.result import Plan, Point, Rejected, billed
 from memplan.planner.search import Found, best, front, nearest
-from memplan.planner.space import BATCH, CHOSEN, LAYOUT, Space, megatron_trainer
+from memplan.planner.space import BATCH, CHOSEN, LAYOUT, Space, divided_sequences, megatron_trainer
 from memplan.planner.splits import candidates
 from memplan.planner.words import layout_name, plan_name
 from memplan.reporting import build_report, price
@@ -270,7 +270,8 @@ def absences(space: Space) -> tuple[Rejected, ...]:
             found.append(Rejected(layout_name(keys), keys, f"{trainer.title} has none for {job.method}"))
     obstacle = native_obstacle(job, space.spec)
     if obstacle:
-        found.append(Rejected("FSDP2 with TP, PP or CP", {"sharding": "fsdp2"}, obstacle))
+        what = "FSDP2 with TP or PP" if divided_sequences(space) else "FSDP2 with TP, PP or CP"
+        found.append(Rejected(what, {"sharding": "fsdp2"}, obstacle))
     return tuple(found)
 
 

@@ -44,8 +44,9 @@ class Free(NamedTuple):
 
 def has_flash(recipe: Recipe) -> bool:
     """Whether flash attention runs: its kernels take no fp32 matmuls and no card that has no bf16 (FlashAttention 2's
-    README: Ampere and later), and some classes of transformers have it not."""
-    if recipe.hardware.gpu is not None and not recipe.hardware.gpu.has_bf16:
+    README: Ampere and later), some classes of transformers have it not, nor has FSDP2's ring of parts of a sequence."""
+    ring = recipe.parallel.context > 1 and recipe.sharding.name == "fsdp2"
+    if ring or (recipe.hardware.gpu is not None and not recipe.hardware.gpu.has_bf16):
         return False
     own = has_own_classes(recipe.trainer)
     narrow = recipe.numerics.itemsize < DTYPE_BYTES["fp32"] or recipe.numerics.autocast > 0

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from memplan.planner.degrees import (
     LEAST_TOKENS,
+    LONG,
     MOST_CHUNKS,
     MOST_CONTEXT,
     MOST_PIPELINE,
@@ -107,6 +108,7 @@ def layouts(space: Space) -> list[Keys]:
             found += [{"sharding": "fsdp2", "fsdp": {"replicate": count}} for count in copies if count > 1]
         found += _reducing(space, found)
         found += native(space.job, space.spec, space.gpus, space.per_node, space.fixed)
+        found += divided_sequences(space)
         found += megatron(space)
     found = [keys for keys in found if can_be_told(space, keys)] or _own_layouts(space)
     wanted = dict(space.fixed)
@@ -124,6 +126,18 @@ def _reducing(space: Space, found: list[Keys]) -> list[Keys]:
     if not keeps or "sync_each_batch" in job.model_fields_set:
         return []
     return [{**keys, "sync_each_batch": True} for keys in found if keys["sharding"] == "fsdp2"]
+
+
+def divided_sequences(space: Space) -> list[Keys]:
+    """Long sequences that accelerate divides: FSDP2 by ring attention, DeepSpeed by heads (Ulysses)."""
+    length = space.job.sequence_length
+    if space.job.method not in trainer_of(space, {}).switches.get("divided_sequences", ()):
+        return []
+    parts = [c for c in twos(MOST_CONTEXT) if c > 1 and length // c >= LONG and space.gpus % c == 0]
+    parts = _fixed(space, "context_parallel", parts)
+    how: list[Keys] = [{"sharding": "fsdp2", "reshard_after_forward": again} for again in (True, False)]
+    how += [{"sharding": "zero3"}] if max(space.spec.num_heads, 1) % max(parts, default=1) == 0 else []
+    return [{**keys, "context_parallel": c} for c in parts for keys in how]
 
 
 def trainer_of(space: Space, layout: Mapping[str, Any]) -> Trainer:

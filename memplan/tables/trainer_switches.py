@@ -41,10 +41,12 @@ accelerate 1.15 utils/dataclasses.py: FullyShardedDataParallelPlugin.reshard_aft
 TRL: Switches = {
     **HUGGING_FACE,
     "offload": ("optimizer", "parameters", "activations"),
+    "activation_offloading": ("sft", "dpo", "ipo", "kto", "reward"),
+    "divided_sequences": ("sft",),
     "reference": ("auto", "precomputed", "second-adapter"),
 }
-"""trl 1.16 trainer/dpo_config.py, kto_config.py: precompute_ref_log_probs, use_liger_kernel; sft_config.py:
-activation_offloading."""
+"""trl 1.16 trainer/dpo_config.py, kto_config.py: precompute_ref_log_probs, use_liger_kernel; these, sft_config.py and
+reward_config.py: activation_offloading; accelerate's ParallelismConfig divides SFT's sequences. Methods of both."""
 OLD_REPOSITORY: Switches = {**HUGGING_FACE, "kernels": ("none",), "compile": (False,)}
 """princeton-nlp/SimPO training_configs/, accelerate_configs/, with transformers 4.44."""
 LLAMAFACTORY_V1: Switches = {
