@@ -21,7 +21,7 @@ from memplan.errors import InvalidJob
 from memplan.generated import Engine
 from memplan.gpus import find_gpu
 from memplan.models import load_model
-from memplan.presets import model_names
+from memplan.presets import model_names, model_preset
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.job import Job
 from memplan.tables.choices import options_of_hint
@@ -359,6 +359,7 @@ REFUSED = [
     ({"model": "qwen2.5-72b"}, "tensor_parallel"),
     ({"model": "qwen2.5-7b", "gpu_memory_utilization": 0.999}, "gpu_memory_utilization"),
     ({"model": "qwen2.5-7b", "kv_cache_memory": 200 * GiB}, "kv_cache_memory"),
+    ({"model": "qwen2.5-72b", "tensor_parallel": 2, "kv_cache_memory": GiB}, "max_model_len"),
     ({"model": "qwen2.5-7b", "gpu": "l4-24gb", "engine": "sglang", "mem_fraction_static": 1}, "mem_fraction_static"),
 ]
 
@@ -375,6 +376,17 @@ def test_what_is_said_to_change_makes_it_start(row: Any) -> None:
     after = said(**(given | changed))
     assert after.starts
     assert after.kv_tokens >= given.get("tokens", 8192) or key == "max_model_len"
+
+
+def test_a_cache_of_a_given_size_is_not_answered_with_a_share() -> None:
+    assert said(kv_cache_memory=GiB, tokens=131072).hint == "max_model_len: 18720, or kv_cache_memory: 7168MiB"
+
+
+def test_an_engine_alone_assumes_nothing_of_training() -> None:
+    config = {**model_preset("qwen3.5-4b")["config"], "quantization_config": {"quant_method": "fp8"}}
+    found = estimate({"model": config, "method": "generate", "gpu": CARD, "rollout": {"max_model_len": 8192}})
+    assert "rollout.quantization: the checkpoint's own, fp8" in found.assumptions
+    assert not any(word in each for each in found.assumptions for word in ("transformers", "adapters"))
 
 
 BAD = [

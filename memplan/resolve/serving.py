@@ -24,6 +24,8 @@ KEPT = ("model", "revision", "total_params", "gpu", "margin", "cluster", "gpus_p
 """Keys that training and an engine alone both have."""
 OF_CARD = ("calibration:", "gpu ", "usable memory")
 """How assumptions of the card begin, which hold for both."""
+OF_TRAINING = ("the checkpoint is quantised", "its state spaces, linear attention")
+"""How assumptions begin that no engine makes."""
 READ = (
     *KEPT,
     "method",
@@ -67,7 +69,9 @@ def served(base: Recipe, given: JobInput) -> Recipe:
     if gpu is None:
         raise InvalidJob("gpu: method generate needs a card, whose share the engine takes", "add gpu: h100-80gb")
     notes = Notes.of(given)
-    of = generator(job, policy_model(given, job, notes), gpu, notes)
+    model = policy_model(given, job, notes)
+    notes.assumptions[:] = [each for each in notes.assumptions if not each.startswith(OF_TRAINING)]
+    of = generator(job, model, gpu, notes)
     check_engine(of, gpu, base.hardware.expandable_segments or job.allocator.expandable_segments)
     told = base.provenance
     shown = {key: told.job[key] for key in (*KEPT, "num_gpus") if key in told.job}
@@ -145,6 +149,8 @@ def _quantization(rollout: Rollout, spec: ModelSpec, notes: Notes) -> str:
     if rollout.quantization is None and spec.family == "gpt_oss" and spec.quantization is None:
         notes.assume("rollout.quantization: mxfp4, as the checkpoint is published (none: in 16 bits)")
         return "mxfp4"
+    if spec.quantization is not None and rollout.quantization in (None, "none"):
+        notes.assume(f"rollout.quantization: the checkpoint's own, {spec.quantization[:40]}")
     if rollout.quantization not in (None, "none", "mxfp4"):
         mixed = rollout.quantization == "nvfp4" and any(part.kind in PLAIN_IN_NVFP4 for part in spec.mixers)
         left = "linear and latent attention, embedding and head" if mixed else "embedding and head"

@@ -73,6 +73,6 @@ def format_of(of: Generator) -> str:
     if kind not in OWN_FORMATS:
         raise InvalidJob(
             f"rollout.quantization: the checkpoint's own, {of.model.quantization[:40]}, is not modelled",
-            "give rollout.quantization fp8, awq, gptq or nf4 where it is one of these",
+            "give rollout.quantization fp8, int8, awq, gptq or nf4 where it is one of these",
         )
     return OWN_FORMATS[kind] + separator + group

@@ -84,7 +84,12 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
 
 
 def _larger(start: Start) -> str:
-    """A larger share where one is enough and is free, else smaller parts. SGLang starts with less than a request."""
+    """A larger share where one is enough and is free, else smaller parts; of a cache whose size is given, that. SGLang
+    starts with less than a request."""
+    if start.of.kv_cache_memory:
+        needed = ceil(start.cache.request(start.of.max_model_len) / MiB)
+        free = start.free - start.beyond - start.kept
+        return f"kv_cache_memory: {needed}MiB" if needed * MiB <= free else _smaller(start)
     if start.least <= start.most:
         return f"{start.key}: {start.least:g}"
     return f"{start.key}: {start.most:g}, or {_smaller(start)}" if _some(start) else _smaller(start)
