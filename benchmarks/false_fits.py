@@ -30,6 +30,8 @@ METERS = ("reserved", "device")
 READ = {
     "fms-a100_80gb-060": "Mixtral's router fills some experts more than others: its allocated is 1.6 % higher too",
     "fms-a100_80gb-062": "the same with twice the batch: allocated 1.9 % more than even experts take; not modelled",
+    "titan-pr355-a100": "its fp32 logits live through backward, and no segments expand; 6 of 8 GiB are open",
+    "titan-pr812-float8-eager": "this version saved abs of whole weights, mended a week later",
     "torchtune-llama2-7b-lora-4090": "torchtune 0.1 holds shifted logits, 1.0 GiB in fp32, in backward: not modelled",
     "trace-tinyllama-fp4-lora-1x1000": "bitsandbytes before 0.43.1 kept each 4-bit product's input; 0.5 GiB are open",
     "trace-tinyllama-int8-lora-4x1200": "the same notebook, in eval mode and without an optimizer; open",

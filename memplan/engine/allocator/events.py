@@ -121,8 +121,7 @@ def _is_played_zero(recipe: Recipe) -> bool:
 
 
 def _has_played_hooks(recipe: Recipe) -> bool:
-    """Without ZeRO; of torch's own parallelism all but pipelines. Of LoRA under FSDP1 all but with weights on the host,
-    of which one published run holds 11 % more than its play, and nobody knows why."""
+    """Without ZeRO; of torch's own parallelism all but pipelines."""
     if recipe.storage.precision.master:
         return False
     if not (recipe.several or recipe.in_units):
