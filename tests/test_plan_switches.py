@@ -114,6 +114,15 @@ def test_no_trainer_but_a_bare_loop_is_free(trainer: str) -> None:
     assert all(row.can_be_told("loss_head", head) for row in TRAINERS["pytorch"] for head in HEADS)
 
 
+@pytest.mark.parametrize(("trainer", "kernels"), [("nemo-rl", "liger"), ("areal", "none")])
+def test_automodels_layouts_and_heads_are_not_chosen(trainer: str, kernels: str) -> None:
+    row = TRAINERS[trainer][-1]
+    assert row.can_be_told("kernels", kernels)
+    assert row.can_be_told("kernels", "liger") is (kernels == "liger")
+    assert not row.can_be_told("loss_head", "fused")
+    assert not row.can_be_told("reshard_after_forward", False)
+
+
 @pytest.mark.slow
 def test_what_the_user_fixes_is_kept_whatever_the_switches() -> None:
     job = job_of("trl", "dpo", CARDS[1]) | {

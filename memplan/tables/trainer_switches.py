@@ -95,6 +95,16 @@ VERL: Switches = {
 }
 """verl 0.9 trainer/config/model/hf_model.yaml: use_fused_kernels, use_liger, enable_gradient_checkpointing;
 engine/fsdp.yaml: strategy, reshard_after_forward, offload_policy; optim/fsdp.yaml: override_optimizer_config."""
+NEMO_RL: Switches = {
+    **VERL,
+    "loss_head": ("auto",),
+    "sharding": ("fsdp2",),
+    "reshard_after_forward": (None, True),
+}
+"""NVIDIA-NeMo/RL@7ea279a models/automodel/setup.py: FSDP2Config without reshard_after_forward, cpu_offload,
+activation_checkpointing, automodel_kwargs.use_liger_kernel; fused log-probs are Megatron's (algorithms/dpo.py)."""
+AREAL: Switches = {**NEMO_RL, "kernels": ("none",)}
+"""AReaL 1.0.4 areal/api/cli_args.py: FSDPEngineConfig has offload_params, and no resharding, kernels or head."""
 LITGPT: Switches = {
     **OWN_HEAD,
     "sharding": ("none", "fsdp"),

@@ -21,10 +21,12 @@ from memplan.tables.trainer import (
     Trainer,
 )
 from memplan.tables.trainer_switches import (
+    AREAL,
     HUGGING_FACE,
     LLM_FOUNDRY,
     LLM_FOUNDRY_OVER_SEVERAL,
     MEGATRON,
+    NEMO_RL,
     TORCHTUNE,
     VERL,
     XTUNER,
@@ -53,7 +55,7 @@ _AREAL = Trainer(
     logits=Logits(held=("*",)),
     reference=Reference(first=True),
     rollouts=Rollouts(scored=True, critic="own-step"),
-    switches=VERL,
+    switches=AREAL,
     source="inclusionAI/AReaL 1.0.4 areal/engine/fsdp_engine.py, fsdp_utils/parallel.py, utils/functional/, "
     "trainer/rl_trainer.py: ppo_update of the actor, then of the critic",
 )
@@ -67,7 +69,7 @@ _NEMO_RL = Trainer(
     logits=Logits(fp32=("*",), freed=True, held=("*",)),
     reference=Reference("offloaded", "offloaded", places=("offloaded",), offloads=True, first=True),
     rollouts=Rollouts(scored=True, critic="own-process"),
-    switches=VERL,
+    switches=NEMO_RL,
     source="NVIDIA-NeMo/RL@7ea279a models/automodel/setup.py, train.py, models/dtensor/parallelize.py: "
     "checkpoint_wrapper, MixedPrecisionPolicy; distributed/model_utils.py: get_next_token_logprobs_from_logits",
 )
