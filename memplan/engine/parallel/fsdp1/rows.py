@@ -53,8 +53,8 @@ def enter_fsdp1(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: l
         reduces = reduces and half != "first"
         _enter_backward(ledger, recipe, policy, traced, reduces, half)
         if half == "second":
-            born = ledger.after(f"{trained[0]}.reduce")
-            _whole(ledger, "the root", policy.root.gradients, born, f"{name}.embedding-backward")
+            born, dies = (f"{name}.{point}-backward" for point in ("final-norm", "embedding"))
+            _whole(ledger, "the root", policy.root.gradients, born, dies)
         if position + 1 == len(passes) or passes[position + 1][1] == "forward":
             why = "the root stays gathered from the first forward to the end of backward"
             _gathered(

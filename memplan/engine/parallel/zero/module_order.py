@@ -21,10 +21,10 @@ def module_of(weight: Weight) -> str:
 
 @lru_cache(maxsize=64)
 def forward_of(
-    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2
+    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2, *, sees: bool = True
 ) -> tuple[Stretch, ...]:
     """A forward as stretches of modules: embedding, each layer, what follows them. ``base``: frozen linears are packed
-    in elements of ``itemsize`` bytes.
+    in elements of ``itemsize`` bytes. ``sees``: a tower runs too.
 
     Linears, norms and adapters are modules of their own; stacked experts are one. PEFT's wrapper around a linear and
     the dropout of its adapter run before each. Norms stand after the linears of their layer here, and other modules
@@ -50,7 +50,9 @@ def forward_of(
             for module in (*((EMPTY,) * (name in wrapped)), Module(tuple(parameters)))
         )
 
-    first = modules([w for w in outer if w.unit in ("embedding", "vision") for _ in range(w.copies)])
+    first = modules(
+        [w for w in outer if w.unit == "embedding" or (sees and w.unit == "vision") for _ in range(w.copies)]
+    )
     stretches.append(Stretch("embedding", (EMPTY, EMPTY, *first, EMPTY)))
     index = 0
     for run in spec.runs:
@@ -75,9 +77,10 @@ def order_of(
     trained: bool,
     recomputed: bool,
     reached: bool,
+    sees: bool,
 ) -> Order:
     """A pass: its forward, and its backward where there is one, which comes to the embedding if that is ``reached``."""
-    forward = forward_of(spec, adapter, base, itemsize)
+    forward = forward_of(spec, adapter, base, itemsize, sees=sees)
     back = (
         stretch if reached or "embedding" not in stretch.name else stretch._replace(modules=(EMPTY,))
         for stretch in backward_of(forward, recomputed)

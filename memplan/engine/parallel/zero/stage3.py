@@ -143,8 +143,9 @@ def _stored(traced: TracedPass) -> tuple[ModelSpec, Adapter | None, Quantised | 
 
 
 def _figures(recipe: Recipe, traced: TracedPass, trained: bool) -> dict[str, Gathered]:
-    style = traced.plan.style in ("checkpoint", "reentrant")
-    return gathered(order_of(*_stored(traced), trained, style, traced.plan.embedding_trained), limits(recipe))
+    plan, again = traced.plan, traced.plan.style in ("checkpoint", "reentrant")
+    order = order_of(*_stored(traced), trained, again, plan.embedding_trained, plan.images is not None)
+    return gathered(order, limits(recipe))
 
 
 def _most_in_forward(traced: TracedPass, figures: dict[str, Gathered], itemsize: int) -> int:

@@ -1,0 +1,77 @@
+"""Proves that the play of a step and its ledger say the same of a job: on jobs that benchmarks/agreement.py draws, and
+on those where one of them was wrong."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "tie_word_embeddings": False,
+}  # fmt: skip
+QV: dict[str, Any] = {"r": 8, "targets": ["q_proj", "v_proj"]}
+JOBS: dict[str, dict[str, Any]] = {
+    "stage 3 fetches ahead at PEFT's wrappers": {"sharding": "zero3", "lora": QV},
+    "stage 3 gathers the trained copy alone": {"sharding": "zero3", "lora": QV | {"modules_to_save": ["lm_head"]}},
+    "a tail that the batch before left": {"sharding": "fsdp2", "trainer": "trl", "eval_batch_size": 1},
+    "two forwards, one backward": {"sharding": "fsdp", "method": "cpo", "pair_pass": "two-forward"},
+    "gathered behind the first adapter": {
+        "sharding": "fsdp",
+        "trainer": "trl",
+        "lora": QV,
+        "fsdp": {"backward_prefetch": "BACKWARD_POST"},
+    },
+}
+NEAR = {"two forwards, one backward": 9.0}
+"""Percent, where it is not 2: the ledger has the root's flat gradients and what they are made of at one instant."""
+BOUNDS = {
+    # sharding: the most that 95 in 100 phases and that any phase may be apart, in percent
+    "none": (0.5, 3),
+    "ddp": (0.5, 3),
+    "fsdp2": (3, 25),
+    "fsdp": (12, 45),
+    "zero1": (8, 25),
+    "zero2": (8, 25),
+    "zero3": (16, 45),
+}
+KNOWN = ("gemma3n", "mllama", "minimax")
+"""Kinds of models whose worst phases are looked at no more: gathers of parts that few layers have."""
+
+
+@pytest.fixture(scope="module")
+def agreement() -> Iterator[ModuleType]:
+    """benchmarks/agreement.py, which is no part of the package."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+    import agreement
+
+    yield agreement
+    sys.path.pop(0)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_they_say_the_same(name: str, agreement: ModuleType) -> None:
+    job = {"model": LLAMA, "method": "sft", "trainer": "pytorch", "num_gpus": 4, "batch_size": 1, "precision": "bf16"}
+    job |= {"sequence_length": 64, "gradient_checkpointing": "full"} | JOBS[name]
+    pairs = agreement.compared(0, job)
+    assert pairs
+    assert all(abs(pair.apart) < NEAR.get(name, 2) for pair in pairs), pairs
+
+
+@pytest.mark.slow
+def test_of_drawn_jobs_too(agreement: ModuleType) -> None:
+    """Half of all phases agree to a thousandth of a percent or nearly; where they do not, one description is wrong."""
+    every = list(agreement.drawn(17, 120))
+    pairs = [pair for each in every for pair in each.pairs]
+    sizes = sorted(abs(pair.apart) for pair in pairs)
+    assert len(sizes) > 300
+    assert sizes[len(sizes) // 2] < 0.005
+    for sharding, (most, worst) in BOUNDS.items():
+        own = [pair for pair in pairs if pair.sharding == sharding]
+        apart = sorted(abs(pair.apart) for pair in own)
+        assert not apart or apart[int(len(apart) * 0.95) - 1] <= most, sharding
+        far = [each for pair in own if abs(pair.apart) > worst for each in every if each.number == pair.number]
+        assert all(each.job["model"]["model_type"].startswith(KNOWN) for each in far), far
