@@ -79,7 +79,8 @@ def read_adapter(dialect: Dialect) -> None:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
         if not lora and rank and keys.has(rank) and keys.whole(rank):
             said = dialect.one("targets")
-            targets = lora_targets(keys.names(said)) if said and keys.names(said) else "all-linear"
+            named = keys.names(said) if said else None
+            targets = lora_targets(named) if named else "all-linear"
             words = targets if isinstance(targets, str) else ",".join(targets)
             typed = f"add --lora-r {keys.whole(rank)} --lora-targets {words}, or --no-lora"
             keys.draft.ask(
