@@ -230,14 +230,15 @@ def _of_engine(of: TruthSet, row: TruthRow, report: Report, engine: Engine) -> I
         "tokens of the cache": engine.kv_tokens,
         "cache": engine.kv_bytes,
         "asleep": engine.asleep_bytes,
+        "device": engine.awake_bytes,
         STARTS: 1 if fits or (row.meters.get(STARTS) == 1 and (engine.starts or engine.may_start)) else 2,
     }
     where = f"{engine.name} {engine.version}"
     facts = (of.name, of.kind, row.id, report.model.family, str(report.job["method"]), where)
     for meter, measured in row.meters.items():
-        low, size, high = _on_meter(report, meter) if meter == "device" else (found[meter],) * 3
+        low, _, high = _on_meter(report, meter) if meter == "device" else (found[meter],) * 3
         rounded = row.rounding if meter in ROUNDED else 0
-        yield Figure(*facts, meter, ENGINE, measured, size, low, high, engine.name, row.quality, rounded)
+        yield Figure(*facts, meter, ENGINE, measured, found[meter], low, high, engine.name, row.quality, rounded)
 
 
 def _on_meter(report: Report, meter: str, first_rank: bool = False) -> tuple[int, int, int]:

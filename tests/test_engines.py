@@ -245,7 +245,7 @@ def test_graphs_that_the_engine_does_not_estimate_lie_beside_its_share() -> None
             ("qwen2.5-7b", "0.23.0"),
             ("qwen2.5-7b", "0.27.0"),
             ("qwen3-30b-a3b", "0.27.0"),
-            ("qwen3.5-4b", "0.27.0"),
+            ("nemotron-h-8b", "0.27.0"),
         )
     )
     beside = [found.awake.expected - found.budget - found.outside.expected for found in (seen, blind, routed, hybrid)]

@@ -104,7 +104,9 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     space = WORKSPACE if era.share == "free" and gpu.vendor == "nvidia" and gpu.architecture != HOPPER else 0
     after = activation + rows + space if era.share == "free" else 0
     start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, wider)
-    awake = _awake(of, era, apart, budget, kept + kv + rows, activation, beyond)
+    text = of._replace(model=of.model.model_copy(update={"tower": None})) if of.separate else of
+    unseen = activation - int(activation_bytes(text, era) * own.activation)
+    awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
     awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
@@ -185,13 +187,15 @@ def _estimate(of: Generator, era: Era, cache: Layout) -> float:
     return 0.0 if of.model.family in era.blind or (dense and DENSE in era.blind) else era.estimate
 
 
-def _awake(of: Generator, era: Era, outside: Band, budget: int, filled: int, activation: int, beyond: Band) -> Band:
-    """Its budget once it has run, with what lies outside of it."""
+def _awake(
+    of: Generator, era: Era, outside: Band, budget: int, filled: int, activation: int, unseen: int, beyond: Band
+) -> Band:
+    """Its budget once it has run, with what lies outside of it; less what only the largest images need."""
     inside = filled if of.kv_cache_memory else budget
     if era.share == "free":
         inside = filled + activation
     warm = Band(0, 0, 0 if era.estimate else WARM_UP)
-    return _sum(outside, beyond, Band(inside - activation, inside, inside), warm)
+    return _sum(outside, beyond, Band(inside - activation, inside - unseen, inside), warm)
 
 
 def _of_ranks(of: Generator, era: Era, nccl: Band, gpu: Gpu) -> int:
