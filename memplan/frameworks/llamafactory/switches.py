@@ -80,6 +80,9 @@ def read_optimizer(keys: Keys) -> None:
                 "targets": lora_targets(_linears(keys.names(f"{name}_target") or ("all",))),
             }
             keys.put("optimizer_args", settings, f"{name}_rank", flag)
+    for name in ("galore_layerwise", "apollo_layerwise"):
+        if keys.flag(name):
+            keys.bound(name, "gradients are counted as held until the step", "optimizer")
     keys.skip(*(f"{name}_{key}" for name in ("galore", "apollo") for key in ("rank", "target", "update_interval")))
 
 
