@@ -123,6 +123,13 @@ def test_automodels_layouts_and_heads_are_not_chosen(trainer: str, kernels: str)
     assert not row.can_be_told("reshard_after_forward", False)
 
 
+def test_what_no_switch_says_is_told() -> None:
+    job = {**job_of("verl", "grpo", CARDS[0]), **ADAPTERS, "quantization": "nf4"}
+    text = "quantization: nf4 is kept, and verl has no switch for it (none)"
+    assert text in question(read_job(job)).assumptions
+    assert not [each for each in question(read_job({**job, "trainer": "trl"})).assumptions if "no switch" in each]
+
+
 @pytest.mark.slow
 def test_what_the_user_fixes_is_kept_whatever_the_switches() -> None:
     job = job_of("trl", "dpo", CARDS[1]) | {

@@ -25,7 +25,7 @@ from memplan.planner.result import Plan, Point, Rejected, billed
 from memplan.planner.search import Found, best, front, nearest
 from memplan.planner.space import BATCH, CHOSEN, LAYOUT, Space, divided_sequences, megatron_trainer
 from memplan.planner.splits import candidates
-from memplan.planner.words import layout_name, plan_name
+from memplan.planner.words import layout_name, of_switches, plan_name
 from memplan.reporting import build_report, price
 from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
@@ -101,8 +101,7 @@ def question(given: JobInput) -> Question:
     if freed:
         assumptions.append(f"chosen anew, whatever the job file says: {', '.join(freed)} (--fix key=value keeps one)")
     trainer = find_trainer(job.trainer, job.trainer_version or "")
-    if trainer.switches:
-        assumptions.append(f"choices: what {trainer.title} has switches for; --fix key=value tries another")
+    assumptions += of_switches(job, trainer)
     if usual := usual_trainers(job, job.num_gpus):
         assumptions.append(f"trainer: {' or '.join(usual)}, which generate; --trainer pytorch plans the update alone")
     spec = given.spec or _spec(job, assumptions)

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from memplan.spec.job import Job
+from memplan.tables.trainer import Trainer
+
 SHARDING = {
     "none": "one GPU",
     "ddp": "DDP",
@@ -92,3 +95,16 @@ def engine_name(keys: Mapping[str, Any]) -> str:
     ranks = [(each.get("rollout") or {}).get("tensor_parallel") for each in keys.get("extra_models") or ()]
     parts += [f"the reward model's engine TP {each}" for each in ranks if each]
     return ", ".join(parts)
+
+
+def of_switches(job: Job, trainer: Trainer) -> list[str]:
+    """What plans of a trainer with switches keep to, and what of the job none of these says."""
+    if not trainer.switches:
+        return []
+    given = {key: getattr(job, key) for key in ("quantization", "optimizer") if key in job.model_fields_set}
+    known = {key: ", ".join(trainer.switches.get(key, ())) for key in given}
+    untold = [key for key, value in given.items() if not trainer.can_be_told(key, value, job.num_gpus > 1)]
+    return [
+        f"choices: what {trainer.title} has switches for; --fix key=value tries another",
+        *(f"{key}: {given[key]} is kept, and {trainer.title} has no switch for it ({known[key]})" for key in untold),
+    ]
