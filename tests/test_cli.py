@@ -156,7 +156,7 @@ def another(owner: Any, key: str) -> Any:
         return next(word for word in reversed(words) if word != field.default)
     if "bool" in kinds:
         return field.default is not True
-    return 2 if "int" in kinds else 0.5 if "float" in kinds else "x"
+    return (2 if field.default != 2 else 3) if "int" in kinds else 0.5 if "float" in kinds else "x"
 
 
 VALUES: dict[str, Any] = {
