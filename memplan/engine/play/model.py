@@ -137,8 +137,9 @@ class PassRun:
 
             x = adapted_output(p, spec, x)
         elif not x.needs_grad and tape.grad_enabled and self.plan.embedding_trained:
-            x = Tensor(x.dim, x.itemsize, x.storage, Node(tape, [], (x.storage,), lambda t, grads: ()))
-            tape.reads(x.node, (table,))  # the module's hook runs, if nothing of it does
+            node = Node(tape, [], (x.storage,), lambda t, grads: ())
+            x = Tensor(x.dim, x.itemsize, x.storage, node)
+            tape.reads(node, (table,))  # the module's hook runs, if nothing of it does
         if self.plan.tower is not None and not keys_of_images(self.plan):
             from memplan.engine.play.images import with_images
 
