@@ -110,6 +110,10 @@ def test_the_step_is_that_of_the_class_that_deepspeed_takes(stage: int, keys: di
             {"optimizer": "sgd", "deepspeed": {"zero_allow_untested_optimizer": False}},
             "optimizer: sgd is one that DeepSpeed's ZeRO has not tested",
         ),
+        (
+            {"deepspeed": {"stage": 3, "memory_efficient_linear": False}, "zero_stage": 3},
+            "keeps whole weights to their",
+        ),
         ({"deepspeed": {"zenflow": {"topk_ratio": 0.1}}}, "deepspeed: zenflow"),
         ({"reduce_dtype": "bf16", "deepspeed": {"communication_data_type": "fp32"}}, "contradicts reduce_dtype bf16"),
     ],

@@ -264,6 +264,14 @@ def lift_shared(job: dict[str, Any], where: str = "") -> None:
     else:
         _lift(job, stage, "zero_stage", f"{where}deepspeed: stage")
     job["deepspeed"] = rest
+    given = {**rest, **(inner if isinstance(inner, Mapping) else {})}
+    third = "3" in (str(job.get("zero_stage")), str(job.get("sharding"))[-1:])
+    if third and given.get("memory_efficient_linear") is False:
+        raise InvalidJob(
+            "deepspeed: memory_efficient_linear: false: torch's own linear keeps whole weights to their backward, "
+            "which is not modelled",
+            "leave memory_efficient_linear out",
+        )
 
 
 def _lift(job: dict[str, Any], value: Any, key: str, said: str) -> None:
