@@ -13,13 +13,17 @@ CUDA graphs: how many batches are captured, and what their pool takes, measured 
 94 layers of experts over 8 ranks, 0.09 with four small batches.
 """
 
+from typing import TYPE_CHECKING
+
 from memplan.engine.allocator.reserved import Band
 from memplan.spec.generation import Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward
-from memplan.spec.vision import ImageRule
 from memplan.tables.engines import Era
 from memplan.units import DTYPE_BYTES, MiB
+
+if TYPE_CHECKING:
+    from memplan.spec.vision import ImageRule
 
 FP32 = DTYPE_BYTES["fp32"]
 SORTED = 28.7
@@ -77,13 +81,13 @@ def vision_bytes(of: Generator) -> int:
     return _patches(of, tower.rule) * (wide + 2 * tower.width) * of.itemsize
 
 
-def _patches(of: Generator, rule: ImageRule) -> int:
+def _patches(of: Generator, rule: "ImageRule") -> int:
     """Of a profile run's images."""
     each = (rule.side // rule.patch) ** 2 + rule.extra_patches if rule.tokens else rule.merge**2
     return max(of.max_num_batched_tokens * each // max(rule.tokens, 1), _largest(rule))
 
 
-def _largest(rule: ImageRule) -> int:
+def _largest(rule: "ImageRule") -> int:
     return PATCHES if rule.kind == "smart-resize" else 0
 
 
