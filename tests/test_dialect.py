@@ -508,3 +508,12 @@ def test_grpo_over_images_of_a_programs_own_counts_a_group_and_every_logit() -> 
 
 def test_a_deepspeed_file_that_is_not_here_offloads_nothing_at_most() -> None:
     assert "at most" in check(f"{PLAIN} --model_max_length 64 --deepspeed conf/zero3_offload.json").text
+
+
+def test_a_config_with_trls_keys_for_a_trainer_of_nobodys_is_unclear() -> None:
+    text = "beta: 0.1\ntrainer: {}\ndataloader: Own\ndesirable_weight: 1.0\nundesirable_weight: 1.0\n"
+    for trainer, fits in (("HAPOTrainer", "unclear"), ("KTOTrainer", "no")):
+        Path("loss.yaml").write_text(text.format(trainer))
+        found = check_file("loss.yaml", {**CARD, "model": "Qwen/Qwen2.5-7B"})
+        assert found.fits == fits, found.text
+        assert ("none of TRL's" in found.text) == (fits == "unclear")

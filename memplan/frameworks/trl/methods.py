@@ -27,6 +27,10 @@ def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Or
     """The trainer that a file of arguments is for. Raises NotKnown where nothing says it."""
     if "method" in draft.options:
         return str(draft.options["method"]), Origin(FILE, "--method")
+    named = str(settings.values.get("trainer") or "")
+    if named.endswith("Trainer") and named.removesuffix("Trainer").lower() not in COMMANDS:
+        problem = f"{settings.where('trainer')}: trainer: {named} is none of TRL's"  # HALOs' own have TRL's keys
+        raise NotKnown(problem, "add --method, such as --method dpo, if it takes the memory of that one")
     found = {
         method: key for method, keys in METHOD_KEYS.items() for key in keys if settings.values.get(key) is not None
     }
