@@ -36,7 +36,8 @@ def recipe(**keys: Any) -> Recipe:
 
 def of_row(row: dict[str, Any]) -> float:
     """Reserved, estimated over measured."""
-    report = estimate({**row["job"], "model": PUBLISHED["models"].get(row["model"], row["model"])})
+    model = row.get("model", row["job"].get("model"))
+    report = estimate({**row["job"], "model": PUBLISHED["models"].get(model, model)})
     reserved = report.per_gpu.reserved_bytes
     assert reserved.played
     assert reserved.low <= row["measured"]["reserved_bytes"] <= reserved.high
@@ -46,7 +47,7 @@ def of_row(row: dict[str, Any]) -> float:
 @pytest.mark.slow
 def test_published_runs_hold_what_is_played() -> None:
     errors = [abs(of_row(row) - 1) for row in RESERVED]
-    assert len(errors) == 19
+    assert len(errors) == 25
     assert median(errors) < 0.02
     assert max(errors) < 0.06
 

@@ -126,7 +126,7 @@ class Draft:
         trainer, several = str(said.get("trainer")), str(said.get("num_gpus") or 1) != "1"
         if "offload" in self.given or self.values.get("offload") != ["activations"] or trainer == "prime-rl":
             return
-        if several or "images" in said or trainer == "transformers":
+        if several or said.get("images") or trainer == "transformers":
             del self.values["offload"]
             where, why = self.origins.pop("offload").text.partition(": ")[0], "activations are counted as on the card"
             self.bound("activation_offloading", where, why, "checkpointing")

@@ -76,7 +76,7 @@ def head(
             raise InvalidJob(f"hold_outputs: loss_head {name} leaves no logits in the outputs", "leave it out")
         keeps = job.hold_outputs
     elif trainer.name == "pytorch" and method.name == "sft" and name in INSIDE:
-        notes.assume("hold_outputs: false: the loop names the loss alone; outputs = model(…) would hold the logits")
+        notes.assume("hold_outputs: false: the loop names the loss alone; outputs = model(...) would hold the logits")
     leaves = wraps or (around_forward and stored.autocast > 0)
     code = _code(job, method, trainer, name, leaves, without_logits and not updates_alone, entropy)
     code = code._replace(scoring_entropy=code.scoring_entropy and not unscored)

@@ -100,7 +100,8 @@ class Asked:
             verdict = peak(resolve(again), search=True, play=True).verdict
         except MemplanError:
             return False
-        return not undecided(again.unread) and verdict is not None and verdict.fits == "yes"
+        open_ones = [each for each in again.unread if not each.above]  # a figure from above that fits, fits
+        return not undecided(open_ones) and verdict is not None and verdict.fits == "yes"
 
     def read(self, tried: Mapping[str, Any]) -> Draft | None:
         """What the reader makes of it; None where it refuses, or understands less than before."""
