@@ -39,6 +39,7 @@ WEIGHTS = [
     ("qwen3-30b-a3b", {"quantization": "nvfp4"}, 16.86),
     ("qwen3.5-35b-a3b", {"quantization": "nvfp4", "version": "0.20.0"}, 21.86),  # mixers of linear attention in bf16
     ("gemma-3-12b", {"tensor_parallel": 2}, 11.9642),  # a table of eight times the positions
+    ("gemma-4-31b", {"version": "0.26.0"}, 58.99),  # keys that are values too are loaded twice
 ]
 
 
@@ -123,6 +124,7 @@ GPT_OSS = [  # 4 A100 pad both sides of an expert, Hopper its scales; one H100 o
     ("gpt-oss-120b", "0.10.1", 4, "a100-80gb", 17.2217),
     ("gpt-oss-20b", "0.19.0", 1, "a100-80gb", 13.72),
     ("gpt-oss-120b", "0.25.1", 1, "h100-80gb", 61.29),
+    ("gpt-oss-120b", "0.13.0", 2, "a100-80gb", 34.3774),
 ]
 
 
@@ -131,3 +133,14 @@ def test_gpt_oss_is_padded_as_its_cards_kernels_have_it(row: Any) -> None:
     model, version, ranks, gpu, measured = row
     of = engine(model, version, tensor_parallel=ranks, quantization="mxfp4")
     assert weights_bytes(of, find_gpu(gpu)) / GiB == pytest.approx(measured, rel=0.002)
+
+
+def test_where_a_card_multiplies_no_fp8_a_blocks_scale_is_its_columns() -> None:
+    of = engine("qwen3.5-35b-a3b", "0.19.0", quantization="fp8")
+    assert weights_bytes(of, find_gpu("a100-80gb")) / GiB == pytest.approx(34.71, rel=0.0005)
+    assert weights_bytes(of, find_gpu("l40s-48gb")) / GiB == pytest.approx(34.22, rel=0.0005)
+
+
+def test_after_hopper_and_its_kin_gpt_oss_is_padded_for_marlin() -> None:
+    of = engine("gpt-oss-20b", "0.19.0", quantization="mxfp4")
+    assert weights_bytes(of, find_gpu("rtx-5090-32gb")) == weights_bytes(of, find_gpu("a100-80gb"))

@@ -501,6 +501,28 @@ def test_the_ledger_holds_what_the_engine_says() -> None:
     assert report.per_gpu.device_bytes.expected == sum(sizes.values()) == found.awake_bytes
 
 
+@pytest.mark.parametrize(
+    ("job", "kv"),
+    [
+        (
+            ("Qwen/Qwen2.5-72B-Instruct", "l40s-48gb", "0.19.0", {"tensor_parallel": 4, "gpu_memory_utilization": 0.9}),
+            5.11,
+        ),
+        (
+            ("gemma-4-31b", "b300-288gb", "0.26.0", {"gpu_memory_utilization": 0.92, "max_num_batched_tokens": 8192}),
+            182.37,
+        ),
+    ],
+)
+def test_caches_of_ranks_over_pcie_and_of_the_first_runner(job: Any, kv: float) -> None:
+    """Over PCIe ranks set up little between them; what reads images runs in the first runner under 0.26."""
+    model, gpu, version, given = job
+    rollout = {"engine_version": version, "max_model_len": 8192, **given}
+    found = estimate({"model": model, "method": "generate", "gpu": gpu, "rollout": rollout}).engine
+    assert found is not None
+    assert found.kv_bytes / GiB == pytest.approx(kv, rel=0.005)
+
+
 @pytest.mark.slow
 def test_starts_that_were_published() -> None:
     """No start is refused, none that died fits; vLLM's weights within 0.2 % beyond their log's rounding, but for a few,

@@ -12,6 +12,8 @@ Version = tuple[int, int, int]
 DENSE = "dense"
 BEFORE_HOPPER = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
 """Compute capabilities of cards without Hopper's kernels."""
+BEFORE_ADA = BEFORE_HOPPER[:-1]
+"""Of cards that multiply no fp8."""
 
 
 class Era(NamedTuple):
@@ -46,6 +48,8 @@ class Era(NamedTuple):
     """MiB outside PyTorch since the first look at the card, without communicators."""
     sampler: float = 28.7
     """Bytes for each logit of the profile run's sampler (``engine/generation/activation.py``)."""
+    second_runner: bool = False
+    """Dense models run in the second runner (V2), others in the first: where the sampler takes more."""
     widest_graphs: tuple[int, int] = (512, 8)
     """Largest batch of a graph, and the step from 256 on."""
     full_graphs: bool = False
@@ -130,6 +134,7 @@ _CONSUMED = _BLIND._replace(
     states=2,
     non_torch=220,
     sampler=8.0,
+    second_runner=True,
     graph_share=0.6,
     strands=False,
 )

@@ -6,7 +6,9 @@ v1/worker/gpu_model_runner.py:3183-3400). Its layers are compiled, so that littl
 is there; the sampler's bytes for each logit are in the row of the engine's era: 38.5 sorted with PyTorch (bf16 and fp32
 logits, sorted values and their int64 indices, the sort's own, the softmax; seen on 256 rows and on 1,024),
 14 from 0.17, whose Triton kernel masks in place: bf16 and fp32 logits, probabilities and the noise that divides them
-(vllm 0.21 v1/sample/ops/topk_topp_sampler.py: forward_native, random_sample); 8 where nothing is sorted later.
+(vllm 0.21 v1/sample/ops/topk_topp_sampler.py: forward_native, random_sample); 8 in the second runner, which has no
+copy of them, so that models that still run in the first one have 14 (3.78 GiB at most of a Qwen3.5 27B under 0.27,
+3.9 of a Gemma 4 31B under 0.26).
 
 CUDA graphs: how many batches are captured, and what their pool takes, measured as the fall of free memory: 0.67 GiB for
 32 layers and 67 batches, 0.68 for 36 layers, 0.49 for 28 layers and 51 batches with 35 of the whole forward, 3.45 for
@@ -16,6 +18,7 @@ CUDA graphs: how many batches are captured, and what their pool takes, measured 
 from typing import TYPE_CHECKING
 
 from memplan.engine.allocator.reserved import Band
+from memplan.engine.generation.cells import cells_of
 from memplan.spec.generation import Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward
@@ -29,6 +32,8 @@ FP32 = DTYPE_BYTES["fp32"]
 SORTED = 28.7
 """Bytes for each logit where log-probabilities after top-k and top-p are asked for: no kernel without a sort gives
 them (vllm 0.33 v1/sample/ops/topk_topp_sampler.py:242-251)."""
+NOISY = 14.0
+"""In the first runner, of the versions whose others are run by the second."""
 UNSORTED = 8.0
 """Where FlashInfer samples: bf16 and fp32 logits, and a copy (vllm 0.10 v1/sample/ops/topk_topp_sampler.py)."""
 PATCHES = 65536
@@ -64,10 +69,18 @@ def feed_forward_elements(part: FeedForward, of: Generator) -> int:
 
 def sampler_bytes(of: Generator, era: Era) -> int:
     """On every rank: logits are gathered."""
+    first = in_first_runner(of, era)
     told = {"flashinfer": min(era.sampler, UNSORTED), "torch": max(era.sampler, SORTED)}
-    usual = told.get(of.sampler, era.sampler)
+    usual = max(told.get(of.sampler, era.sampler), NOISY if first else 0)
     each = usual if of.logprobs_mode.startswith("raw") else max(era.sampler, SORTED) + FP32
     return int(min(of.max_num_seqs, of.max_num_batched_tokens) * of.model.vocab_size * each)
+
+
+def in_first_runner(of: Generator, era: Era) -> bool:
+    """Whether a version whose models mostly run in the second runner still runs this one in the first: one with states
+    or a tower (vllm 0.27 config/vllm.py: use_v2_model_runner)."""
+    mixed = of.model.tower is not None or any(cell.state for run in of.model.runs for cell in cells_of(run.layer, of))
+    return era.second_runner and mixed
 
 
 def vision_bytes(of: Generator) -> int:

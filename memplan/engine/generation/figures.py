@@ -21,6 +21,9 @@ NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""
+LAZY = 200 * MiB
+"""Of ranks over PCIe, between which neither symmetric memory nor vLLM's own reduction is set up (vllm 0.19
+device_communicators/symm_mem.py, custom_all_reduce.py): 0.21 GiB on 4 L40S, as much on 2 RTX PRO 6000."""
 HOPPER = "9.0"
 DOUBT, LEAST = 300 * MiB, 512 * MiB
 """How far a profile run may be off; and the least that communicators of several ranks take."""
@@ -183,7 +186,7 @@ def request_rows(tokens: int, longest: int) -> int:
 
 def _estimate(of: Generator, era: Era, cache: Layout) -> float:
     """The engine's own of its graphs, over what they take."""
-    dense = not of.model.routed and not cache.state_bytes
+    dense = not of.model.routed and not cache.state_bytes and of.model.tower is None
     return 0.0 if of.model.family in era.blind or (dense and DENSE in era.blind) else era.estimate
 
 
@@ -205,7 +208,7 @@ def _of_ranks(of: Generator, era: Era, nccl: Band, gpu: Gpu) -> int:
     if of.tensor_parallel == 1 or era.share == "free":
         return 0
     if not era.nccl_inside:
-        return SHARED[of.tensor_parallel > 2]
+        return LAZY if gpu.link.startswith("PCIe") else SHARED[of.tensor_parallel > 2]
     if gpu.vendor == "custom":
         return nccl.low
     switched = gpu.link.startswith("NVLink") and of.tensor_parallel > 2 and gpu.architecture not in BEFORE_HOPPER

@@ -40,6 +40,7 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "nvfp4": lambda rows, columns, _: (rows * columns // 2, rows * ceil_div(columns, NVFP4_GROUP), 4),
     "int4": lambda rows, columns, group: (rows * columns // 2, rows * ceil_div(columns, group) * 2),
     "fp8": lambda rows, columns, _: (rows * columns, ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4),
+    "fp8-columns": lambda rows, columns, _: (rows * columns, rows * ceil_div(columns, GROUP) * 2),
     "int8-channels": lambda rows, columns, _: (rows * columns, rows * 4),
     "awq": _packed("awq-4bit"),
     "machete": lambda rows, columns, group: (rows * columns // 2, *(rows * ceil_div(columns, group) * 2,) * 2),
@@ -48,7 +49,9 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "int8": _packed("int8"),
 }
 """Of a packed matrix of so many rows and columns, in groups: weights, then their scales and zeros. Marlin has symmetric
-groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32; Machete has AWQ's zeros in 16 bits."""
+groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32; Machete has AWQ's zeros in 16 bits. Where a card
+multiplies no fp8, Marlin does, with a block's scale in 16 bits for each of its columns (vllm 0.10
+layers/quantization/utils/marlin_utils_fp8.py)."""
 EXPERTS_ALONE = frozenset({"mxfp4"})
 """Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
 

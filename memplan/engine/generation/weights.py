@@ -14,7 +14,7 @@ from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
-from memplan.tables.engines import BEFORE_HOPPER, era_of, version_of
+from memplan.tables.engines import BEFORE_ADA, BEFORE_HOPPER, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
 from memplan.tables.quantizations import PLAIN_IN_NVFP4
 from memplan.units import ceil_div, round_up
@@ -44,12 +44,13 @@ class Padding(NamedTuple):
 
 
 MXFP4 = {
-    **dict.fromkeys(BEFORE_HOPPER, Padding(256, 128)),
+    **dict.fromkeys((*BEFORE_HOPPER, "12.0", "12.1"), Padding(256, 128)),
     "9.0": Padding(inner=64, scales=256),
     **dict.fromkeys(("10.0", "10.3"), Padding(256, 256)),
 }
-"""By compute capability: Marlin's kernels, Triton's, FlashInfer's (vllm 0.10 layers/quantization/mxfp4.py:
-create_weights; triton_kernels tensor_details/layout_details/hopper_scale.py, of 8 warps)."""
+"""By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's (vllm 0.10
+layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; triton_kernels tensor_details/layout_details/
+hopper_scale.py, of 8 warps)."""
 MACHETE = 0, 19, 0
 """AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel)."""
 
@@ -110,6 +111,8 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         rank = rank._replace(router_itemsize=of.itemsize)
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in BEFORE_HOPPER):
         rank = rank._replace(padding=MXFP4.get(architecture, Padding()))
+    if architecture in BEFORE_ADA:
+        rank = rank._replace(format={"fp8": "fp8-columns"}.get(rank.format, rank.format))
     if architecture == "9.0" and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
         rank = rank._replace(format=rank.format.replace("awq", "machete"))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
@@ -189,7 +192,7 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
     heads = getattr(part, "num_kv_heads", 0) or 0
     ranks = rank.tensor if spread else 1
     found: list[int] = []
-    for linears in joined(part.linears):
+    for linears in joined(_linears(part)):
         found += together(_linear(linear, part, rank, heads, ranks, spread) for linear in linears)
     found += (bare.parameters * (bare.itemsize or rank.itemsize) // ranks for bare in part.tensors)
     found += (norm.parameters * (norm.itemsize or rank.itemsize) for norm in part.norms)
@@ -201,6 +204,15 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
             found += together(_linear(linear, part, rank, 0, ranks, spread) for linear in linears)
         found += _experts(part.experts, rank) if part.experts else ()
     return tuple(found)
+
+
+def _linears(part: Part) -> tuple[Linear, ...]:
+    """Of a part; with values of their own where the checkpoint's are its keys (vllm 0.23 gemma4.py: attention_k_eq_v
+    loads k_proj into both of QKVParallelLinear)."""
+    names = [linear.name for linear in part.linears]
+    if getattr(part, "kind", "") != "shared_kv" or "v_proj" in names or "k_proj" not in names:
+        return part.linears
+    return *part.linears, part.linears[names.index("k_proj")]
 
 
 def joined(linears: Iterable[Linear]) -> list[list[Linear]]:
