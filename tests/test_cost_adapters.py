@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from memplan.cost import card, seconds
+from memplan.cost.shape import shape_of
+from memplan.cost.work import model_work
 from memplan.gpus import find_gpu
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
@@ -53,3 +55,13 @@ def test_in_megatron_adapters_of_experts_are_grouped_products() -> None:
         for length in (16_384, 32_768)
     ]
     assert more[1] == pytest.approx(2 * more[0], rel=0.2)
+
+
+def test_unsloths_adapters_are_added_by_their_own_product() -> None:
+    """Which reads and writes each element of what a linear gives (4 bytes); PEFT's writes its own, scales it and adds
+    it (12)."""
+    keys: dict[str, Any] = {"model": "llama-3.1-8b", "trainer": "trl", "precision": "bf16"}
+    keys |= {"lora": {"r": 16, "dropout": 0, "targets": "all-linear"}}
+    plain, unsloth = (recipe(**keys, kernels=kernels) for kernels in ("none", "unsloth"))
+    moved = [shape_of(each, model_work(each.model)).adapted_moves for each in (plain, unsloth)]
+    assert moved[0] - moved[1] == 8 * (3 * 4096 + 2 * 1024 + 2 * 14336)  # of one layer

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from memplan.clusters import load_clusters
 from memplan.cost import card, seconds
 from memplan.cost.passes import FLASH_BACKWARD, layers_pass
+from memplan.cost.peak import slowest
 from memplan.cost.products import Layout, extents, product_seconds
 from memplan.cost.rates import EXPECTED, FP8, flash_seconds
 from memplan.cost.shape import shape_of
@@ -297,3 +298,11 @@ def test_trl_widened_the_head_for_each_chunk_until_1_15() -> None:
     keys: dict[str, Any] = {"trainer": "trl", "sharding": "zero3", "num_gpus": 8, "gradient_checkpointing": "full"}
     whole, chunked, tiled = (seconds(recipe(**keys, trainer_version=it), H100) for it in ("1.0", "1.9", "1.16"))
     assert chunked > 1.3 * whole > 1.3 / 1.05 * tiled
+
+
+@pytest.mark.parametrize(("cards", "times"), [(1, 1.0), (8, 1.021), (256, 1.042), (1024, 1.048)])
+def test_all_wait_for_the_slowest_card(cards: int, times: float) -> None:
+    """Of cards that differ by 1.5 % (arXiv:2208.11035); memory and links are as they were."""
+    found = slowest(H100, cards)
+    assert H100.products / found.products == pytest.approx(times, abs=0.001)
+    assert (found.memory, found.link, found.bus) == (H100.memory, H100.link, H100.bus)

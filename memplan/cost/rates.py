@@ -190,20 +190,20 @@ class Device(NamedTuple):
     far: float = 1.0
     """Of those between nodes."""
 
+    def slower(self, times: float) -> "Device":
+        """What it computes takes so many times as long; not what its memory does."""
+        return self._replace(
+            products=self.products / times,
+            attention=self.attention / times,
+            native_attention=self.native_attention / times,
+            native_limit=self.native_limit / times,
+            exponentials=self.exponentials / times,
+            wide_products=self.wide_products / times,
+        )
+
     def with_factors(self, compute: float, host: float, link: float, network: float) -> "Device":
         """As it was measured: seconds of the published rates, so many times (``Calibration.factors``)."""
-        return self._replace(
-            products=self.products / compute,
-            attention=self.attention / compute,
-            native_attention=self.native_attention / compute,
-            native_limit=self.native_limit / compute,
-            exponentials=self.exponentials / compute,
-            wide_products=self.wide_products / compute,
-            memory=self.memory / compute,
-            host=host,
-            near=link,
-            far=network,
-        )
+        return self.slower(compute)._replace(memory=self.memory / compute, host=host, near=link, far=network)
 
 
 WIDE = 1 / 15

@@ -15,6 +15,9 @@ ADAPTED_IN, ADAPTED_OUT = 2.0, 12.0
 """Bytes that an adapter's operations move for each element that goes into its linear, and comes out, in half precision:
 the first product reads it; the second writes the output (2), which is scaled (4) and added (6). PEFT 0.21
 tuners/lora/layer.py: Linear.forward."""
+FUSED_OUT: dict[str, float] = {"foak": 8.0, "fused": 4.0}
+"""The same of what comes out where the scale is the adapter's: written and added (foak), or added by the product itself
+(unsloth 2026.8 kernels/utils.py: matmul_lora)."""
 WIDENED = 12.0
 """Of what goes in, where adapters are fp32: cast to it and, by autocast, back."""
 MASK = 1.0
@@ -166,7 +169,7 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
     assert adapter is not None
     linears, elements, moved, weighed = 0, 0.0, 0.0, 0.0
     wide = FP32 if adapter.itemsize == FP32 and not recipe.numerics.autocast else HALF
-    after = ADAPTED_OUT + (DORA_OUT * wide if adapter.dora else 0.0)
+    after = FUSED_OUT.get(recipe.operators.kernels.adapters, ADAPTED_OUT) + (DORA_OUT * wide if adapter.dora else 0.0)
     before = (
         ADAPTED_IN
         + (WIDENED if adapter.itemsize > HALF else 0.0)

@@ -3,8 +3,8 @@
 The step is ``accumulation`` micro-steps, each a forward and a backward of the slowest pipeline stage (the fullest, or
 the last, which has the head) with what no computation hides of communication, then the optimizer. A pipeline of p
 stages in v chunks adds (p - 1) / v micro-steps (1F1B and its interleaved form: Narayanan et al., arXiv:2104.04473,
-section 2.2). Ignored: data loading, logging, evaluation, stragglers, uneven experts, what DTensor adds to the host's
-time for each operation.
+section 2.2). All wait for the slowest card (``peak``). Ignored: data loading, logging, evaluation, hosts that
+lag, uneven experts, what DTensor adds to the host's time for each operation.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from memplan.cost.optimizer import (
     trained_elements,
 )
 from memplan.cost.passes import EAGER_BACKWARD, FLASH_BACKWARD, Head, Pass, Passes, head_pass, passes_of
+from memplan.cost.peak import slowest
 from memplan.cost.rates import Device, Rates, on_host
 from memplan.cost.shape import Shape, looped, shape_of, without_training
 from memplan.cost.stages import Shares, predictors, shares
@@ -105,7 +106,7 @@ class Prepared(NamedTuple):
 
 def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     """That of a recipe, whatever its batch."""
-    work, rates = model_work(recipe.model), on_host(rates, device.host)
+    work, rates, device = model_work(recipe.model), on_host(rates, device.host), slowest(device, recipe.parallel.world)
     over, sizes = links(device, rates, recipe.hardware.cluster), _sizes(recipe, work)
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
     waits = stepped_on_host(recipe) > 0 or is_offloaded(recipe, "activations")
@@ -122,7 +123,7 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
 def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = None) -> Step:
     """One optimizer step of the recipe. ``ready``: ``prepared`` of it, or of the same with another batch."""
     ready = ready or prepared(recipe, device, rates)
-    given = rates
+    given, device = (device, rates), slowest(device, recipe.parallel.world)
     work, shape, over, sizes, data, ending, of, fetched, waits, scoring, rates, passes = ready
     rows = recipe.rows * recipe.batch.sequence_length // shape.length  # of a packed row, its sequences
     trained = passes[rows]
@@ -150,7 +151,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
     waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape), device) if waits else 0.0
     training = micro * each + bubble + once + ending + waiting
-    made = generating(recipe, device, given)
+    made = generating(recipe, *given)
     generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
     seconds = training + generation + made.moved
     products = micro * share * trained.products * (2 + (0.0 if recipe.adapter else work.trained_share))
