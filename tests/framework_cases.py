@@ -347,7 +347,11 @@ REFUSED = [
     ("torchtitan", {"model": "qwen3-0.6b", "method": "dpo"}, "method: dpo is not what torchtitan trains"),
     ("torchtitan", {"method": "sft"}, "is no flavor of torchtitan's"),
     ("mindspeed", {"method": "sft"}, "MindSpeed-LLM: its files are read, and not written"),
-    ("megatron", {"method": "sft", "lora": {"r": 8}}, "cannot be said to Megatron-LM"),
+    (
+        "megatron",
+        {"method": "sft", "lora": {"r": 8}},
+        "lora: r=8, targets=all-linear, dtype=fp32 cannot be said to Megatron-LM, whose files make it none",
+    ),
     ("megatron", {"method": "sft", "trainer": "nemo-aligner"}, "trainer: nemo-aligner is not what Megatron-LM runs"),
     ("megatron", {"method": "sft", "model": "mistral-7b-v0.1"}, "has a sliding window of 4096, which Megatron-LM's"),
     ("megatron", {"method": "sft", "model": "olmoe-1b-7b"}, "norms of q and k over all heads"),

@@ -8,12 +8,14 @@ from any_jobs import MODELS
 
 from memplan.cost import seconds
 from memplan.engine.bounds import at_least
+from memplan.generated import Host
 from memplan.planner import plan
 from memplan.planner.axes import values
 from memplan.planner.candidates import Candidates, Floored, Refused, accumulation_class, same_training
 from memplan.planner.degrees import LEAST_TOKENS, Keys, divisors, is_native, native, twos
-from memplan.planner.planning import _miss, absences, job_input, pricing_of, question, search
+from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.pricing import FREE, ROWS, Priced, Pricing, has_flash
+from memplan.planner.rejections import _miss, absences
 from memplan.planner.space import Space, batches, data_ranks, layouts, megatron
 from memplan.planner.splits import candidates
 from memplan.reporting import peak
@@ -401,8 +403,9 @@ def test_what_a_plan_assumes() -> None:
     kept = question(read_job({"sharding": "zero3"}, file))
     assert kept.given.job.deepspeed is not None
     assert [text.split(":")[0] for text in kept.assumptions] == ["global_batch_size", "precision"]
-    for more in ({"precision": "bf16"}, {"lora": {"r": 8}}):
-        assert question(read_job({**JOB, "num_gpus": 2, **more})).assumptions == (batch,)
+    for more, also in (({"precision": "bf16"}, 0), ({"lora": {"r": 8}}, 1)):
+        found = question(read_job({**JOB, "num_gpus": 2, **more})).assumptions
+        assert (found[0], len(found)) == (batch, 1 + also)
 
 
 def test_a_files_own_batch_is_that_of_its_data_ranks() -> None:
@@ -451,11 +454,22 @@ def test_a_search_tells_where_it_is() -> None:
 
 def test_what_misses_on_the_host_alone_says_so() -> None:
     made = candidates_of(num_gpus=1, global_batch_size=1, loss_head="auto").legal[0]
-    host = SimpleNamespace(fits=False, bytes_per_node=3 << 30)
-    priced: Any = SimpleNamespace(keys={}, short=0, figures=SimpleNamespace(host=host))
+    host = Host(3 << 30, 2 << 30, False)
+    priced: Any = SimpleNamespace(keys={}, short=0, figures=SimpleNamespace(host=host), recipe=made.recipe)
     row = _miss(made, priced)
     assert (row.reason, row.short_bytes) == ("3.00 GiB of a node's host memory", 0)
     assert row.job == made.keys
+
+
+def test_what_misses_as_its_engine_does_not_start_says_so() -> None:
+    shared = {"engine": "vllm", "shared_weights": True, "max_model_len": 131072, "placement": "colocate"}
+    job = {"model": "llama-3.2-1b", "method": "grpo", "trainer": "trl", "lora": {"r": 8}, "rollout": shared}
+    job |= {"sequence_length": 128, "gpu": "rtx-4090", "num_gpus": 1, "global_batch_size": 8}
+    asked = question(read_job(job))
+    made = candidates(asked.given, asked.space, asked.device)
+    assert {each.recipe.sharding.name for each in made.legal} == {"none"}, "whose modules nothing divides"
+    row = _miss(made.legal[0], pricing_of(asked)(made.legal[0]))
+    assert row.reason.startswith("the engine does not start: the cache of "), row.reason
 
 
 def test_a_plans_job_says_nothing_of_what_its_file_chose_otherwise() -> None:

@@ -128,6 +128,9 @@ def test_what_no_switch_says_is_told() -> None:
     text = "quantization: nf4 is kept, and verl has no switch for it (none)"
     assert text in question(read_job(job)).assumptions
     assert not [each for each in question(read_job({**job, "trainer": "trl"})).assumptions if "no switch" in each]
+    free = {key: value for key, value in job_of("trl", "sft", CARDS[1]).items() if key != "trainer"} | ADAPTERS
+    text = "lora: r 8 is kept, and Megatron-LM has no switch for it (Megatron-Bridge's recipes do)"
+    assert text in question(read_job(free)).assumptions, "of a trainer that only some plans name"
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ def test_the_range_reaches_to_the_same_layers_without_it(quantization: str) -> N
         ({"lora": None}, "full training"),
         ({"method": "dpo"}, "method dpo"),
         ({"num_gpus": 2, "sharding": "ddp"}, "several GPUs"),
+        ({"zero_stage": 3}, "zero3"),
         ({"quantization": "int8"}, "int8"),
         ({"precision": "fp32"}, "fp32"),
         ({"model": LLAMA | {"model_type": "gemma"}}, "gemma"),

@@ -43,5 +43,6 @@ def emit_plan(plans: Sequence[Document], options: Mapping[str, Any], row: Framew
         return found, given, why
     if not refused:
         raise InvalidJob("there is no plan in the file", "plan for a larger card, or more GPUs")
-    hint = refused[0].hint.removeprefix("use ")
-    raise InvalidJob(f"none of {len(plans)} plans: {refused[0].message}", f"plan again with --fix {hint}")
+    hint = refused[0].hint
+    again = f"with --fix {hint.removeprefix('use ')}" if hint.startswith("use ") else f"anew: {hint}"
+    raise InvalidJob(f"none of {len(plans)} plans: {refused[0].message}", f"plan {again}")

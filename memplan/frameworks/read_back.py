@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memplan.errors import InternalError, InvalidJob, MemplanError, ModelError
@@ -52,8 +52,15 @@ def check(job: Job, recipe: Recipe, texts: Mapping[str, str], row: Framework) ->
         key, wanted, got = different[0]
         raise InvalidJob(
             f"{key}: {short(wanted)} cannot be said to {row.title}, whose files make it {short(got)}",
-            f"use {', '.join(f'{name}={short(theirs)}' for name, _, theirs in different[:4])}, or another framework",
+            f"{_instead(different[:4])}, or use another framework",
         )
+
+
+def _instead(different: Sequence[tuple[str, Any, Any]]) -> str:
+    """What would be said instead: values, and keys that are left out."""
+    said = ", ".join(f"{name}={short(theirs)}" for name, _, theirs in different if theirs is not None)
+    gone = ", ".join(name for name, _, theirs in different if theirs is None)
+    return " and ".join([*([f"use {said}"] if said else []), *([f"leave {gone} out"] if gone else [])])
 
 
 def plain(value: Any) -> Any:
@@ -62,9 +69,13 @@ def plain(value: Any) -> Any:
 
 
 def short(value: object) -> str:
-    """A value in a message; an engine by its name."""
-    text = str(plain(getattr(value, "engine", value)))[:60]
-    return text.lower() if isinstance(value, bool) else text
+    """A value in a message; an engine by its name, a group by the first of its values that say something."""
+    found = plain(getattr(value, "engine", value))
+    if isinstance(found, Mapping):
+        told = [f"{key}={short(each)}" for key, each in found.items() if each and each != "none"]
+        return ", ".join(told[:3]) + (", …" if len(told) > 3 else "")
+    text = str(found)[:60]
+    return text.lower() if found is None or isinstance(found, bool) else text
 
 
 def outside(job: Job, texts: Mapping[str, str], row: Framework, also: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -1,10 +1,7 @@
 """From a job to its plans: the space, the search, and what is said of it."""
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memplan.calibrations import calibrated
@@ -15,18 +12,17 @@ from memplan.generic import generic_model
 from memplan.gpus import find_gpu
 from memplan.lengths.longest import with_lengths
 from memplan.models import load_model
-from memplan.planner.candidates import Candidate, Candidates, Refused
-from memplan.planner.degrees import native_obstacle
-from memplan.planner.generating import not_apart, usual_trainers
+from memplan.planner.candidates import Candidate, Candidates
+from memplan.planner.generating import usual_trainers
 from memplan.planner.global_batch import global_batch, too_large
 from memplan.planner.model_moves import MODELS
 from memplan.planner.pricing import Priced, Pricing, allowed_of
-from memplan.planner.result import Plan, Point, Rejected, billed
-from memplan.planner.search import Found, best, front, nearest
-from memplan.planner.space import BATCH, CHOSEN, LAYOUT, Space, divided_sequences, megatron_trainer
+from memplan.planner.result import Plan, Point, billed
+from memplan.planner.search import Found, best, front
+from memplan.planner.space import BATCH, CHOSEN, Space, megatron_trainer
 from memplan.planner.splits import candidates
-from memplan.planner.words import layout_name, of_switches, plan_name
-from memplan.reporting import build_report, price
+from memplan.planner.words import of_switches, plan_name, untold
+from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.notes import Notes
@@ -36,10 +32,9 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, build_job, understood
 from memplan.tables.methods import METHODS
 from memplan.tables.trainers import find_trainer
-from memplan.units import format_bytes, parse_count
+from memplan.units import parse_count
 
 WANTED = 5
-MISSES, TRIED = 8, 100
 Tell = Callable[[str, int, int], None]
 """Says what is being done, how far it is, and of how many; 0 where nobody knows."""
 
@@ -111,6 +106,8 @@ def question(given: JobInput) -> Question:
         )
     assumptions += too_large(batch * (2 if METHODS[job.method].pairs else 1) * job.sequence_length)
     space = Space(job, fixed, spec, job.num_gpus, batch, job.gpus_per_node, gpu.vendor)
+    if other := (megatron_trainer(space) or {}).get("trainer"):
+        assumptions += untold(job, find_trainer(other))
     given = given._replace(job=given.job.model_copy(update={"num_gpus": job.num_gpus}))
     return Question(given, fixed, gpu, device, space, tuple(assumptions))
 
@@ -213,32 +210,6 @@ def point(candidate: Candidate, priced: Priced) -> Point:
     return Point(plan_name(keys), keys, tokens, priced.bytes)
 
 
-def rejections(searched: Searched) -> tuple[Rejected, ...]:
-    """Of each layout the plan that misses by least; then those whose states alone are too large; then what cannot be,
-    by its reason."""
-    found = searched.found
-    if any(each.training is not None for each, _ in found.ruled_out):  # each of hundreds of updates, in every split
-        found = replace(found, ruled_out=sorted(found.ruled_out, key=lambda pair: pair[1])[:TRIED])
-    pricing = searched.pricing
-    least = nearest(found, pricing, lambda priced: priced.short, MISSES, partial(pricing.misses_by, quickly=False))
-    rows = [_miss(*pair) for pair in sorted(least, key=lambda pair: (pair[1].short, pair[0].order))]
-    floored = {each.layout: each for each in searched.of.floored}
-    why = "model states alone need more than the card has"
-    rows += [Rejected(layout_name(each.keys), each.keys, why) for each in floored.values()][:MISSES]
-    return (*rows, *_refused(searched.of.refused))
-
-
-def missed(tried: Iterable[tuple[Searched, tuple[str, ...]]]) -> tuple[Rejected, ...]:
-    """Of each search with changes in which nothing fits, what misses by least."""
-    rows = []
-    for searched, words in tried:
-        nearest = next(iter(rejections(searched)), None)
-        if nearest is not None:
-            name = f"with {' and '.join(words)}: {nearest.name}"
-            rows.append(Rejected(name, nearest.job, nearest.reason, nearest.short_bytes))
-    return tuple(sorted(rows, key=lambda row: row.short_bytes or sys.maxsize)[:MISSES])
-
-
 def check_legal(searched: Searched) -> None:
     """Raises InvalidJob where nothing can run at all, whatever the memory, with what is said most often."""
     of = searched.of
@@ -248,51 +219,3 @@ def check_legal(searched: Searched) -> None:
             counts[each.reason, each.hint] += each.plans
         (reason, hint), _ = counts.most_common(1)[0]
         raise InvalidJob(reason, hint)
-
-
-def absences(space: Space) -> tuple[Rejected, ...]:
-    """The kinds of parallelism that were not tried at all, and why; nothing where the layout is the user's."""
-    apart = not_apart(space.job, space) if space.gpus > 1 else ""
-    found = [Rejected("the engine on GPUs of its own", {"rollout": {"placement": "separate"}}, apart)] if apart else []
-    if space.gpus == 1 or space.offload or any(key in space.fixed for key in LAYOUT):
-        return tuple(found)
-    job = space.job
-    megatron = megatron_trainer(space)
-    if megatron is None:
-        named = "trainer" in job.model_fields_set
-        reason = f"not with trainer {job.trainer}" if named else f"no trainer on Megatron has {job.method} on this card"
-        found.append(Rejected("Megatron", {"sharding": "distributed-optimizer"}, reason))
-    else:
-        trainer = find_trainer(megatron.get("trainer", job.trainer))
-        for key in trainer.methods.lacks.get(job.method, ()):
-            keys = {"sharding": "distributed-optimizer", **megatron, key: 2}
-            found.append(Rejected(layout_name(keys), keys, f"{trainer.title} has none for {job.method}"))
-    obstacle = native_obstacle(job, space.spec)
-    if obstacle:
-        what = "FSDP2 with TP or PP" if divided_sequences(space) else "FSDP2 with TP, PP or CP"
-        found.append(Rejected(what, {"sharding": "fsdp2"}, obstacle))
-    return tuple(found)
-
-
-def _miss(each: Candidate, priced: Priced) -> Rejected:
-    keys = {**each.keys, **priced.keys}
-    host = priced.figures.host
-    if not priced.short and host.fits is False:
-        return Rejected(plan_name(keys), keys, f"{format_bytes(host.bytes_per_node)} of a node's host memory", 0)
-    instant = price(priced.recipe, detailed=False)[0].peak_instant
-    return Rejected(plan_name(keys), keys, f"short by {format_bytes(priced.short)} at {instant}", priced.short)
-
-
-def _refused(refused: Iterable[Refused]) -> list[Rejected]:
-    """One row for each reason, the most frequent first, named by what its layouts have in common."""
-    by_reason: dict[str, list[Refused]] = {}
-    for each in refused:
-        by_reason.setdefault(each.reason, []).append(each)
-    ordered = sorted(by_reason.items(), key=lambda pair: -sum(each.plans for each in pair[1]))
-    rows = []
-    for reason, group in ordered[:MISSES]:
-        common = {
-            key: value for key, value in group[0].keys.items() if all(each.keys.get(key) == value for each in group)
-        }
-        rows.append(Rejected(layout_name({"sharding": group[0].keys.get("sharding"), **common}), common, reason))
-    return rows

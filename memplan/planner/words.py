@@ -101,10 +101,15 @@ def of_switches(job: Job, trainer: Trainer) -> list[str]:
     """What plans of a trainer with switches keep to, and what of the job none of these says."""
     if not trainer.switches:
         return []
-    given = {key: getattr(job, key) for key in ("quantization", "optimizer") if key in job.model_fields_set}
-    known = {key: ", ".join(trainer.switches.get(key, ())) for key in given}
-    untold = [key for key, value in given.items() if not trainer.can_be_told(key, value, job.num_gpus > 1)]
+    return [f"choices: what {trainer.title} has switches for; --fix key=value tries another", *untold(job, trainer)]
+
+
+def untold(job: Job, trainer: Trainer) -> list[str]:
+    """What of the job the trainer has no switch for."""
+    given: dict[str, Any] = {"lora": f"r {job.lora.r}"} if job.lora is not None else {}
+    given |= {key: getattr(job, key) for key in ("quantization", "optimizer") if key in job.model_fields_set}
     return [
-        f"choices: what {trainer.title} has switches for; --fix key=value tries another",
-        *(f"{key}: {given[key]} is kept, and {trainer.title} has no switch for it ({known[key]})" for key in untold),
+        f"{key}: {value} is kept, and {trainer.title} has no switch for it ({', '.join(trainer.switches[key])})"
+        for key, value in given.items()
+        if not trainer.can_be_told(key, value, job.num_gpus > 1)
     ]

@@ -17,6 +17,17 @@ from memplan.tables.generation import Generation
 from memplan.units import DTYPE_BYTES
 
 
+def shares_weights(asked: Rollout, found: Recipe, separate: bool) -> bool:
+    """Whether the engine runs the trainer's own modules (Unsloth's). Raises InvalidJob where these are divided."""
+    shared = bool(asked.shared_weights) and not separate
+    if shared and found.sharding.name not in ("none", "ddp"):
+        raise InvalidJob(
+            f"rollout.shared_weights: the engine runs the trainer's own modules, which {found.sharding.name} divides",
+            "use sharding: none, or leave shared_weights out",
+        )
+    return shared
+
+
 def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = False) -> None:
     """Raise InvalidJob for a version that is not modelled, and for degrees, formats or settings that it refuses."""
     if of.engine == "hf":

@@ -2,7 +2,7 @@
 
 from memplan.errors import InvalidJob
 from memplan.models import load_model
-from memplan.resolve.engines import away_of, check_engine, drafted, syncing
+from memplan.resolve.engines import away_of, check_engine, drafted, shares_weights, syncing
 from memplan.resolve.notes import Notes
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.job import Job
@@ -125,7 +125,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     version = asked.engine_version or taken_by(row.trainer, job.trainer_version or "", row.engine)
     era = era_of(row.engine, version)
     separate = _is_separate(asked, row)
-    shared = bool(asked.shared_weights) and not separate
+    shared = shares_weights(asked, found, separate)
     degrees = _degrees(asked, found, whole, row, separate)
     ranks, gpus = degrees[0] * degrees[2], degrees[3]
     prompt, completion = _lengths(job, found)

@@ -49,14 +49,18 @@ TILED = ("none", "zero0", "zero1", "zero2", "zero3", "fsdp2")
 """Where a TiledMLP runs: DDP and FSDP1 reduce a weight's gradient at its first tile."""
 
 
+def _sharding(job: Job) -> str:
+    """As the job says it."""
+    return job.sharding or (f"zero{job.zero_stage}" if job.zero_stage is not None else "none")
+
+
 def tiles(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> tuple[int, bool]:
     """Tiles of feed-forwards, and whether their gradients have sums of their own. Raises InvalidJob for what they do
     not run with here."""
     if not job.tiled_mlp:
         return 0, False
     count = max(job.tiled_mlp, 0) or ceil_div(job.sequence_length, spec.hidden_size)
-    bound = job.sharding or (f"zero{job.zero_stage}" if job.zero_stage is not None else "none")
-    bound = "ddp" if bound == "none" and job.num_gpus > 1 else bound
+    bound = "ddp" if _sharding(job) == "none" and job.num_gpus > 1 else _sharding(job)
     adapted = job.lora is not None and bound != "fsdp2"  # whose adapters are as wide as its weights
     wide = stored.autocast > 0 and (stored.compute_itemsize != stored.autocast or adapted)
     dense = all(type(run.layer.feed_forward) is FeedForward and not run.layer.feed_forward.experts for run in spec.runs)
@@ -191,6 +195,7 @@ def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes:
         (job.lora is None, "full training, which runs transformers' own modules", "add lora, or leave kernels out"),
         (not supervised, f"method {job.method}", "use method sft, or leave kernels out" + beside),
         (job.num_gpus > 1, "several GPUs", "use num_gpus: 1, or leave kernels out"),
+        (_sharding(job) not in ("none", "ddp"), _sharding(job), "use sharding: none, or leave kernels out"),
         (job.quantization not in UNSLOTH_BASES, job.quantization, "use nf4 or nf4-double, or leave kernels out"),
         (
             stored.compute_itemsize > 2,

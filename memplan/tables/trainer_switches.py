@@ -176,6 +176,7 @@ MEGATRON_LM: Switches = {
     "recompute_modules": ("layernorm", "moe_act", "mla_up_proj", "moe", "mlp"),
     "moe_token_dispatcher_type": ("alltoall", "flex"),
     "pipeline_model_parallel_layout": (False, True),
+    "lora": ("Megatron-Bridge's recipes do",),
 }
 """megatron-core 0.16 arguments.py: --recompute-modules, --moe-token-dispatcher-type,
---pipeline-model-parallel-layout."""
+--pipeline-model-parallel-layout, and none for adapters, which Megatron-Bridge's recipes have."""

@@ -141,7 +141,8 @@ def kernels(draft: Draft) -> None:
     if not asked and "num_gpus" not in {*draft.given, *draft.values}:
         draft.put("num_gpus", 1, Origin(FILE, f"{where}: Unsloth runs on one GPU where nothing starts more"))
     given = {**draft.values, **draft.options}
-    modelled = given.get("method") == "sft" and given.get("lora") and int(given.get("num_gpus") or 1) == 1
+    alone = int(given.get("num_gpus") or 1) == 1 and given.get("zero_stage") is None
+    modelled = given.get("method") == "sft" and given.get("lora") and alone and not given.get("sharding")
     if modelled and family_of(given) in (*FAMILIES, ""):
         draft.put("kernels", "unsloth", Origin(FILE, f"{where}: Unsloth"))
         if checkpointing is True:
