@@ -461,15 +461,14 @@ def test_what_misses_on_the_host_alone_says_so() -> None:
     assert row.job == made.keys
 
 
-def test_what_misses_as_its_engine_does_not_start_says_so() -> None:
-    shared = {"engine": "vllm", "shared_weights": True, "max_model_len": 131072, "placement": "colocate"}
-    job = {"model": "llama-3.2-1b", "method": "grpo", "trainer": "trl", "lora": {"r": 8}, "rollout": shared}
-    job |= {"sequence_length": 128, "gpu": "rtx-4090", "num_gpus": 1, "global_batch_size": 8}
-    asked = question(read_job(job))
-    made = candidates(asked.given, asked.space, asked.device)
-    assert {each.recipe.sharding.name for each in made.legal} == {"none"}, "whose modules nothing divides"
-    row = _miss(made.legal[0], pricing_of(asked)(made.legal[0]))
-    assert row.reason.startswith("the engine does not start: the cache of "), row.reason
+def test_what_misses_as_its_engine_does_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, host = candidates_of(num_gpus=1, global_batch_size=1, loss_head="auto").legal[0], Host(1 << 30, 4 << 30, True)
+    priced: Any = SimpleNamespace(keys={}, short=0, figures=SimpleNamespace(host=host), recipe=made.recipe)
+    why = SimpleNamespace(why_not="its cache holds nothing", peak_instant="policy.loss")
+    monkeypatch.setattr("memplan.planner.rejections.price", lambda *_, **__: [why])
+    assert _miss(made, priced).reason == "the engine does not start: its cache holds nothing"
+    priced.short = 1 << 30
+    assert _miss(made, priced).reason == "short by 1.00 GiB at policy.loss"
 
 
 def test_a_plans_job_says_nothing_of_what_its_file_chose_otherwise() -> None:

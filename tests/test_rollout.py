@@ -229,6 +229,8 @@ def test_shared_weights_are_there_once_and_not_sent() -> None:
     assert standby.engine is not None
     assert standby.engine.budget_bytes == int(round(0.95 * 0.825, 4) * standby.verdict.usable_bytes)  # type: ignore[union-attr]
     assert "rollout" not in standby.host.phases
+    with pytest.raises(InvalidJob, match="the trainer's own modules, which zero3 divides"):
+        report(**keys, zero_stage=3, rollout={"engine": "vllm", "shared_weights": True})
 
 
 # -- what does not start, or does not fit -----------------------------------------------------------------------------
