@@ -58,7 +58,7 @@ PACKAGES: dict[str, tuple[str, str]] = {
     ),
     "planner/search": (
         "planner/search.py planner/space.py planner/pricing.py planner/moves.py planner/axes.py planner/degrees.py "
-        "planner/candidates.py planner/planning.py",
+        "planner/candidates.py planner/planning.py planner/rejected.py",
         "moves plan plan_native plan_order plan_space plan_switches remedies quick",
     ),
     "hub": ("hub/*.py", "hub cli_hub"),

@@ -15,7 +15,7 @@ from memplan.planner.candidates import Candidates, Floored, Refused, accumulatio
 from memplan.planner.degrees import LEAST_TOKENS, Keys, divisors, is_native, native, twos
 from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.pricing import FREE, ROWS, Priced, Pricing, has_flash
-from memplan.planner.rejections import _miss, absences
+from memplan.planner.rejected import _miss, absences
 from memplan.planner.space import Space, batches, data_ranks, layouts, megatron
 from memplan.planner.splits import candidates
 from memplan.reporting import peak
@@ -465,7 +465,7 @@ def test_what_misses_as_its_engine_does_not_start_says_so(monkeypatch: pytest.Mo
     made, host = candidates_of(num_gpus=1, global_batch_size=1, loss_head="auto").legal[0], Host(1 << 30, 4 << 30, True)
     priced: Any = SimpleNamespace(keys={}, short=0, figures=SimpleNamespace(host=host), recipe=made.recipe)
     why = SimpleNamespace(why_not="its cache holds nothing", peak_instant="policy.loss")
-    monkeypatch.setattr("memplan.planner.rejections.price", lambda *_, **__: [why])
+    monkeypatch.setattr("memplan.planner.rejected.price", lambda *_, **__: [why])
     assert _miss(made, priced).reason == "the engine does not start: its cache holds nothing"
     priced.short = 1 << 30
     assert _miss(made, priced).reason == "short by 1.00 GiB at policy.loss"

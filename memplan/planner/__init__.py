@@ -24,7 +24,7 @@ from memplan.planner.planning import (
 )
 from memplan.planner.planning import shown as as_plan
 from memplan.planner.questions import answers
-from memplan.planner.rejections import absences, missed, rejections
+from memplan.planner.rejected import absences, missed, rejections
 from memplan.planner.result import Answer, Plan, Plans, Point, Rejected
 from memplan.report import SCHEMA_VERSION
 from memplan.spec.reading import JobInput
