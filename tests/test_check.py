@@ -97,11 +97,18 @@ def test_a_key_that_decides_memory_and_is_not_understood_makes_the_answer_unclea
 FOLDERS = ["~/models/Qwen2.5-7B", "/data/qwen/qwen2.5-7b/", "./../ckpt/Qwen2.5-7B", "a/b/Qwen2.5-7B"]
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "/x/hub/models--Qwen--Qwen2.5-7B/snapshots/0a1b"])
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_of_another_machine_is_the_model_of_its_name_said_aloud(run: Run, folder: str) -> None:
     Path("far.yaml").write_text(TRL.format(batch=1).replace("HuggingFaceTB/SmolLM2-135M", folder))
     _, out, _ = run("far.yaml", "--gpu", "h200-141gb")
     assert f"model Qwen/Qwen2.5-7B (far.yaml, line 2: model_name_or_path: {folder} is not here" in out
+
+
+def test_a_folder_of_the_hubs_cache_is_its_repository(run: Run) -> None:
+    folder = "/x/hub/models--Qwen--Qwen2.5-7B/snapshots/0a1b"
+    Path("far.yaml").write_text(TRL.format(batch=1).replace("HuggingFaceTB/SmolLM2-135M", folder))
+    (row,) = json.loads(run("far.yaml", "--gpu", "h200-141gb", "--json")[1])
+    assert (row["job"]["model"], [each for each in row["assumed"] if "model" in each]) == ("Qwen/Qwen2.5-7B", [])
 
 
 def test_a_folder_of_no_known_name_is_asked_for(run: Run) -> None:

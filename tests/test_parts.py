@@ -141,6 +141,48 @@ def test_hydra_groups_and_references(write: Callable[[str, str], None]) -> None:
     assert read_target("a.sh", options).job.batch_size == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "batch", "model"),
+    [
+        ("", 1, "smollm2-135m"),
+        ("args=big", 4, "smollm2-135m"),
+        ("experiment=sweep", 4, "qwen2.5-0.5b"),  # which overrides both
+        ("experiment=sweep args=small", 1, "qwen2.5-0.5b"),  # the command is stronger
+        ("+more=eval args.size=6", 6, "smollm2-135m"),
+        ("kind@other=big", 1, "smollm2-135m"),
+    ],
+)
+def test_hydra_groups_are_chosen_by_the_command_and_by_configs(
+    write: Callable[[str, str], None], words: str, batch: int, model: str
+) -> None:
+    write("conf/train.yaml", "defaults: [_self_, args: small, model: smol, kind@other: big, experiment: null]\n")
+    write("conf/args/small.yaml", "size: 1\n")
+    write("conf/args/big.yaml", "size: 4\n")
+    write("conf/kind/big.yaml", "size: 9\n")
+    write("conf/model/smol.yaml", "name: smollm2-135m\n")
+    write("conf/model/qwen.yaml", "name: qwen2.5-0.5b\n")
+    write("conf/more/eval.yaml", "# @package _global_\nnoise: 1\n")
+    write(
+        "conf/experiment/sweep.yaml",
+        "# @package _global_\ndefaults:\n  - override /args: big\n  - override /model: qwen\nextra: 1\n",
+    )
+    write(
+        "train.py",
+        """import hydra
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+@hydra.main(version_base=None, config_path="conf", config_name="train.yaml")
+def main(cfg):
+    args = SFTConfig("out", per_device_train_batch_size=cfg.args.size, max_length=128)
+    SFTTrainer(AutoModelForCausalLM.from_pretrained(cfg.model.name), args=args, train_dataset=[]).train()
+main()
+""",
+    )
+    write("a.sh", f"torchrun --nproc_per_node 1 train.py {words}\n")
+    job = read_target("a.sh", {}).job
+    assert (job.batch_size, job.model) == (batch, model)
+
+
 def test_sourced_files_are_read_and_do_not_go_round(write: Callable[[str, str], None]) -> None:
     write("env/common.sh", 'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\nB=7\n')
     write(

@@ -166,3 +166,64 @@ def test_a_program_under_a_root_that_nobody_sets_is_the_one_that_lies_here(tmp_p
     (tmp_path / "sft" / "train.py").write_text(f"{HEAD}SFTTrainer(model=ID, args={args}).train()\n")
     (tmp_path / "run.sh").write_text('HERE="$PROJECT/sft"\npython3 "$HERE/train.py"\n')
     assert read_target(str(tmp_path / "run.sh"), {"num_gpus": 1}).job.batch_size == 5
+
+
+def test_arguments_as_a_mapping_go_on_into_another_config(tmp_path: Path) -> None:
+    text = (
+        "from trl import DPOConfig, DPOTrainer\nfirst = TrainingArguments(per_device_train_batch_size=3, optim='sgd')\n"
+        "args = DPOConfig(**first.to_dict(), max_length=128)\n"
+        "DPOTrainer(model=AutoModelForCausalLM.from_pretrained(ID), args=args).train()\n"
+    )
+    job = read(tmp_path, text).job
+    assert (job.batch_size, job.optimizer, job.sequence_length) == (3, "sgd", 128)
+    assert job.gradient_checkpointing == "none"  # which DPOConfig alone would turn on
+
+
+def test_peft_s_class_makes_adapters_as_get_peft_model_does(tmp_path: Path) -> None:
+    text = (
+        "from peft import PeftModelForCausalLM\nlora = LoraConfig(r=4, target_modules=['q_proj'])\n"
+        "model = PeftModelForCausalLM(AutoModelForCausalLM.from_pretrained(ID), peft_config=lora, adapter_name='a')\n"
+        "SFTTrainer(model=model, args=SFTConfig(max_length=128)).train()\n"
+    )
+    lora = read(tmp_path, text).job.lora
+    assert lora is not None
+    assert (lora.r, lora.targets) == (4, ("q_proj",))
+
+
+def test_a_registry_of_trainers_by_their_own_names(tmp_path: Path) -> None:
+    text = (
+        "class Mine(SFTTrainer):\n    pass\nKNOWN = {}\n"
+        "def register(each):\n    KNOWN[each.__name__] = each\nregister(Mine)\nregister(SFTTrainer)\n"
+        "KNOWN.get('Mine')(model=AutoModelForCausalLM.from_pretrained(ID), args=SFTConfig(max_length=96)).train()\n"
+    )
+    assert read(tmp_path, text).job.sequence_length == 96
+
+
+def test_fire_takes_words_in_brackets_for_a_list(tmp_path: Path) -> None:
+    text = (
+        "import fire\ndef main(targets=['q_proj'], bs=1):\n    lora = LoraConfig(r=4, target_modules=targets)\n"
+        "    model = AutoModelForCausalLM.from_pretrained(ID)\n    args = SFTConfig(max_length=96,"
+        " per_device_train_batch_size=bs)\n    SFTTrainer(model=model, args=args, peft_config=lora).train()\n"
+        "fire.Fire(main)\n"
+    )
+    (tmp_path / "train.py").write_text(HEAD + text)
+    (tmp_path / "a.sh").write_text("torchrun --nproc_per_node 1 train.py --targets '[k_proj, v_proj]' --bs 2\n")
+    job = read_target(str(tmp_path / "a.sh"), {}).job
+    assert job.lora is not None
+    assert (job.lora.targets, job.batch_size) == (("k_proj", "v_proj"), 2)
+
+
+def test_a_parser_of_h4s_takes_a_config_first(tmp_path: Path) -> None:
+    text = (
+        "from dataclasses import dataclass\nfrom transformers import HfArgumentParser\n"
+        "class H4ArgumentParser(HfArgumentParser):\n    def parse(self):\n"
+        "        return self.parse_yaml_file(sys.argv[1])\n"
+        "@dataclass\nclass M:\n    name: str = None\n@dataclass\nclass A(SFTConfig):\n    mine: int = 1\n"
+        "m, args = H4ArgumentParser((M, A)).parse()\n"
+        "SFTTrainer(model=AutoModelForCausalLM.from_pretrained(m.name), args=args).train()\n"
+    )
+    (tmp_path / "run_sft.py").write_text(HEAD + text)
+    (tmp_path / "c.yaml").write_text("name: Qwen/Qwen2.5-0.5B\nmax_length: 64\nper_device_train_batch_size: 5\n")
+    (tmp_path / "a.sh").write_text("torchrun --nproc_per_node 1 run_sft.py c.yaml --max_length=128\n")
+    job = read_target(str(tmp_path / "a.sh"), {}).job
+    assert (job.model, job.sequence_length, job.batch_size) == ("Qwen/Qwen2.5-0.5B", 128, 5)

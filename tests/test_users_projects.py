@@ -287,3 +287,29 @@ def test_the_share_that_a_hint_names_starts_where_others_use_the_card() -> None:
     assert found.fits == "no", found.text
     again = text.replace("0.06", share)
     assert checked("grpo.yaml", again, trainer_version="0.18", method="grpo").fits == "yes", found.hint
+
+
+def test_a_program_of_that_name_is_verls_only_in_verls_folder() -> None:
+    written("src/sft_trainer.py", PROGRAM.format(before="", start="main()"))
+    assert checked("a.sh", "torchrun --nproc_per_node 1 src/sft_trainer.py --bs 4\n").job["batch_size"] == 4
+
+
+def test_a_command_on_a_page_that_leaves_the_model_alone_open_is_asked_for_that() -> None:
+    text = PROGRAM.format(before="import yaml", start="main()")
+    text = text.replace('"--bs", type=int, required=True', '"--config"')
+    text = text.replace("args.bs", 'cfg["bs"]').replace('"Qwen/Qwen2.5-0.5B"', 'cfg["model"]')
+    text = text.replace("    model =", "    cfg = yaml.safe_load(open(args.config))\n    model =")
+    written("README.md", "Usage: `python train.py --config conf/a.yaml`\n")
+    written("conf/a.yaml", "model: ./mine\nbs: 3\n")
+    found = checked("train.py", text)
+    assert found.fits == "unclear"
+    assert "--model" in found.hint
+    assert "batch" not in found.hint
+    assert checked("train.py", text, model="Qwen/Qwen2.5-0.5B").job["batch_size"] == 3
+
+
+def test_targets_with_their_commas_are_counted_from_above() -> None:
+    options = "--model_name_or_path Qwen/Qwen2.5-0.5B --use_peft --lora_target_modules q_proj, v_proj --max_length 128"
+    found = checked("a.sh", f"accelerate launch --num_processes 1 sft.py {options}\n")
+    assert (found.fits, found.job["lora"]["targets"]) == ("yes", ["q_proj", "v_proj"])
+    assert "at most" in found.text

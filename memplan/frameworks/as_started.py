@@ -29,7 +29,8 @@ def first_started(
     """The first training of the project that starts this document and leaves nothing open. ``alone``: what the document
     says by itself, whose model is the started one's too where it is a config. A config that a program of the project
     opens is read as that does, with what it asks for; raises NotKnown for one of no framework's, or with keys that its
-    framework's parser refuses, of a program that asks for more."""
+    framework's parser refuses, of a program that asks for more; and for a program whose command leaves the model alone
+    open."""
     config, here = document.path.endswith(CONFIGS), str(Path(document.path).resolve())
     named = alone.job.model if alone and config else None
     asked: NotKnown | None = None
@@ -54,6 +55,8 @@ def first_started(
         return marked(given, how)
     if config and mine is not None:
         return mine  # what the program that reads it leaves open, its config alone does not say
+    if not config and alone is None and asked is not None and "; nor " not in asked.message:
+        raise asked  # its command leaves nothing but the model
     if not config or asked is None or not (_is_foreign(alone) if alone else _is_nobodys(document, read)):
         return None
     raise asked

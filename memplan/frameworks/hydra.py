@@ -6,7 +6,7 @@ hydra-core 1.3: hydra/_internal/defaults_list.py (a config's own values are stro
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,8 +19,10 @@ from memplan.frameworks.shell.reader import options_of, scalar
 NAMES, FOLDERS = ("config_name", "cn"), ("config_path", "cp", "config_dir", "cd")
 FOLDERS_OF_CONFIGS = ("config", "configs", "conf", "")
 """Where a program has them, if the command does not say."""
-MAX_FILES = 100
+MAX_FILES = 200
 """Files that one config may be put together of."""
+MAX_TURNS = 5
+"""How often choices may change what is chosen."""
 _GLOBAL = re.compile(r"^#\s*@package\s+_global_", re.MULTILINE)
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OVERRIDE = re.compile(r"([+~]{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
@@ -38,7 +40,7 @@ def composed(document: Document, launch: Launch) -> Document | None:
     root = building.root(folder.removeprefix("file://"), name)
     if root is None:
         return None
-    building.add(root, name, (), {})
+    building.compose(root, name, [word.text for word in launch.words])
     settings = building.under(launch)
     return replace(document, form="yaml", settings=settings, text="")
 
@@ -57,7 +59,7 @@ def of_program(script: Settings, program: str, folder: str, name: str) -> Settin
     root = next(filter(None, (building.root(each, name) for each in folders)), None) if name else None
     if root is None:
         return None
-    building.add(root, name, (), {})
+    building.compose(root, name)
     return Settings(building.path, building.values, building.lines, "", building.paths)
 
 
@@ -75,6 +77,28 @@ class _Building:
     path: str = ""
     searched: list[str] = field(default_factory=list)
     """Folders of ``hydra.searchpath``, as seen from where the command runs."""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """Of a group the option that the command, or a config's ``override /group``, has in place of its list's."""
+
+    def compose(self, root: str, name: str, words: Sequence[str] = ()) -> None:
+        """The config and all of its lists, under the command's choices of groups; once more where a config of theirs
+        overrides a choice."""
+        said = [
+            match for match in map(_OVERRIDE.fullmatch, words) if match and match.group(1) != "~" and match.group(3)
+        ]
+        picked = {match.group(2): match.group(3) for match in said if self._is_group(root, match)}
+        self.chosen |= picked
+        for _ in range(MAX_TURNS):
+            before, self.values, self.lines, self.paths, self.opened = dict(self.chosen), {}, {}, {}, 0
+            self.add(root, name, ())
+            for group in (match.group(2) for match in said if match.group(1) and match.group(2) in picked):
+                self._groups(root, "", {group: picked[group]}, ())  # +group=option: behind the list
+            if self.chosen == before:
+                return
+
+    def _is_group(self, root: str, match: re.Match[str]) -> bool:
+        group = match.group(2).partition("@")[0]
+        return "." not in group and self.open(posixpath.join(root, group, match.group(3))) is not None
 
     def root(self, folder: str, name: str) -> str | None:
         """The folder of the configs: beside the program, as Hydra has it, or where the command runs."""
@@ -95,7 +119,7 @@ class _Building:
         self.opened += 1
         return found
 
-    def add(self, root: str, name: str, package: tuple[str, ...], chosen: Mapping[str, Any]) -> None:
+    def add(self, root: str, name: str, package: tuple[str, ...]) -> None:
         """One config, after those of its defaults list that stand before ``_self_``."""
         tried = (self.open(posixpath.join(each, name)) for each in (root, *self.searched))
         document = next(filter(None, tried), None)
@@ -116,25 +140,29 @@ class _Building:
                 self.put(own, document, inside)
                 done = True
             elif isinstance(item, str):
-                self.add(root, posixpath.join(folder, item), inside, chosen)
+                self.add(root, posixpath.join(folder, item), inside)
             elif isinstance(item, Mapping):
-                self._groups(root, folder, item, inside, chosen)
+                self._groups(root, folder, item, inside)
         if not done:
             self.put(own, document, inside)
 
-    def _groups(
-        self, root: str, folder: str, item: Mapping[str, Any], package: tuple[str, ...], chosen: Mapping[str, Any]
-    ) -> None:
-        """``group: option`` of a defaults list."""
+    def _groups(self, root: str, folder: str, item: Mapping[str, Any], package: tuple[str, ...]) -> None:
+        """``group: option`` of a defaults list; ``override /group: option`` is a choice for the whole config."""
         for key, option in item.items():
-            group, _, at = str(key).removeprefix("override ").removeprefix("optional ").strip().partition("@")
-            picked = chosen.get(group, option)
-            if not isinstance(picked, str):
+            overrides = str(key).startswith("override ")
+            said, _, at = str(key).removeprefix("override ").removeprefix("optional ").strip().partition("@")
+            group = said[1:] if said[:1] == "/" else posixpath.join(folder, said)
+            name = f"{group}@{at}" if at else group
+            if overrides:
+                self.chosen.setdefault(name, option)
                 continue
-            first, *rest = at.split(".") if at else group.split("/")
+            picked = self.chosen.get(name, option)
+            first, *rest = at.split(".") if at else said.strip("/").split("/")
             within = rest if first == "_global_" else (*package, first, *rest)  # relative to where the list stands
             places = tuple(part for part in within if part not in ("", "..", "_here_"))
-            self.add(root, posixpath.join(folder, group, picked), places, chosen)
+            for each in picked if isinstance(picked, list) else [picked]:
+                if isinstance(each, str):
+                    self.add(root, posixpath.join(group, each), places)
 
     def put(self, own: Mapping[str, Any], document: Document, package: tuple[str, ...]) -> None:
         """A config's own values."""
@@ -148,7 +176,7 @@ class _Building:
         """What was put together under the command's overrides, with references of one key to another put in."""
         for word in launch.words:
             match = _OVERRIDE.fullmatch(word.text)
-            if match is None or (match.group(3) is None and match.group(1) != "~"):
+            if match is None or (match.group(3) is None and match.group(1) != "~") or match.group(2) in self.chosen:
                 continue
             name = match.group(2).replace("/", ".")
             put_at(self.values, name.split("."), None if match.group(1) == "~" else scalar(match.group(3)))

@@ -24,8 +24,8 @@ _LOCAL = re.compile(
 )
 """Not as the Hub's ids are: owner/name."""
 _ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_CACHED = re.compile(r"models--[^-/]+(?:-[^-/]+)*--([\w.-]+)")
-"""A folder of the Hub's own cache."""
+_CACHED = re.compile(r".*\bmodels--([^-/]+(?:-[^-/]+)*)--([\w.-]+)(/.*)?")
+"""A folder of the Hub's own cache, which is a repository's by its name."""
 TUNED = re.compile(r"-(instruct|chat|base|it|hf)(-hf)?$", re.IGNORECASE)
 """What a name says of how a model was tuned, which its shape does not depend on."""
 STORED = re.compile(r"-(unsloth-)?(bnb-4bit|awq|gptq(-int4|-4bit)?|int4)$", re.IGNORECASE)
@@ -53,6 +53,8 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
         return
     if name.endswith("/") and not is_folder(name):  # the folder of that name beside the file
         draft.values["model"] = name = name.rstrip("/")
+    if not os.path.exists(os.path.expanduser(name)):
+        draft.values["model"] = name = _CACHED.sub(r"\1/\2", name)
     said = draft.origins["model"].text if "model" in draft.origins else "the file"
     pair = internvl_of(name) if find_preset(name.rpartition("/")[2]) is None else None
     if pair is not None:
@@ -115,10 +117,8 @@ def alike(name: str) -> str:
 
 
 def _of_folder(name: str) -> tuple[str, str]:
-    cached = _CACHED.search(name)
     parts = [part.replace("___", ".") for part in re.split(r"[/\\]", name.strip("/\\"))]  # ModelScope's dots
-    last = cached.group(1) if cached else parts[-1]
-    preset = find_preset(last) or find_preset(TUNED.sub("", last))
+    preset = find_preset(parts[-1]) or find_preset(TUNED.sub("", parts[-1]))
     hub = preset["hub_id"] if preset is not None else _of_owner(parts)
     if hub:
         return hub, "is not here, and has its name"

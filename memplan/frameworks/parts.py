@@ -118,7 +118,10 @@ def _with_config(document: Document, launch: Launch) -> Document | None:
         values[key], *rest = values[key]  # and the overrides behind it
         loose += [Word(str(text), lines[key]) for text in rest]
     named = next((key for key in CONFIGS if str(values.get(key, "")).endswith(ENDINGS)), "")
-    word = next((word for word in loose[:1] if word.text.endswith(ENDINGS)), None) if not named else None
+    first = next((word for word in loose[:1] if word.text.endswith(ENDINGS)), None) if not named else None
+    word = (
+        first if first and first.text.partition("=")[0] in (first.text, "config") else None
+    )  # no Hydra's group=a.yaml
     if word is None and not named:
         return hydra.composed(document, launch)
     reference = word.text.removeprefix("config=") if word else str(values.pop(named))

@@ -6,6 +6,7 @@ from typing import Any
 from memplan.frameworks.hydra import put_at
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.models import MODEL
+from memplan.frameworks.programs.parsers import listed
 from memplan.frameworks.programs.paths import FILES
 from memplan.frameworks.programs.values import (
     Function,
@@ -165,7 +166,7 @@ def _count(call: Call) -> Any:
 def _begin(call: Call) -> Any:
     """``fire.Fire(train)``, ``typer.run(train)``: with the command's options, else with its defaults."""
     start = call.get(0, "component")
-    given = {key: value for key, value in call.run.machine.arguments.items() if isinstance(start, Function)
+    given = {key: listed(value) for key, value in call.run.machine.arguments.items() if isinstance(start, Function)
              and key in [each.arg for each in (*start.node.args.args, *start.node.args.kwonlyargs)]}  # fmt: skip
     return call.run.invoke(start, [], given, call.place) if isinstance(start, Function) else call.unknown()
 

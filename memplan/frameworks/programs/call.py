@@ -16,7 +16,7 @@ class Call(NamedTuple):
     named: dict[str, Any]
     places: dict[str, Place]
     place: Place
-    node: ast.Call
+    node: ast.AST
     owner: Any = None
     name: str = ""
 

@@ -17,7 +17,7 @@ from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.parsers import PARSER, PARSERS, options
 from memplan.frameworks.programs.paths import OF_PATHS
-from memplan.frameworks.programs.plain_values import of_plain
+from memplan.frameworks.programs.plain_values import as_mapping, of_plain
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import (
     Class,
@@ -46,6 +46,10 @@ def function(run: Run, callee: Function, args: list[Any], named: dict[str, Any],
     if ALL_LINEAR.fullmatch(callee.node.name):
         run.done.add(id(callee.node))
         return "all-linear"
+    if (
+        isinstance(callee.bound, Thing) and callee.bound.last in PARSERS and callee.node.name in PARSER
+    ):  # a copy of H4's
+        return PARSER[callee.node.name](Call(run, args, named, {}, place, callee.node, callee.bound, callee.node.name))
     return run.invoke(callee, args, named, place)
 
 
@@ -248,6 +252,8 @@ def _method(call: Call) -> Any:
         return call.run.made(owner, [], call.args[0], {}, call.place)
     if isinstance(owner, (str, dict, list)):
         return of_plain(call)
+    if call.name == "to_dict" and (found := as_mapping(owner)) is not None:
+        return found
     return python_models.method(call)
 
 

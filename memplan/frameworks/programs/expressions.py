@@ -68,6 +68,8 @@ class Expressions(Tracing):
 
     def attribute(self, owner: Any, name: str, node: ast.AST) -> Any:
         """``owner.name``."""
+        if name == "__name__" and isinstance(owner, (Class, Ref)):
+            return owner.node.name if isinstance(owner, Class) else owner.last
         if isinstance(owner, Ref):
             return self.of_library(owner, name)
         if isinstance(owner, Thing):
@@ -83,10 +85,8 @@ class Expressions(Tracing):
         return Method(owner, name, self.place(node))
 
     def _of_thing(self, thing: Thing, name: str, node: ast.AST) -> Any:
-        if name in thing.values:
-            return thing.values[name]
-        if name == "__dict__":
-            return thing.values
+        if name in thing.values or name == "__dict__":
+            return thing.values.get(name, thing.values)
         if (thing.name, name) == ("torch.device", "type") and isinstance(thing.values.get("*0"), str):
             return thing.values["*0"].partition(":")[0]
         if thing.last == "Path" and name in PATHS and isinstance(thing.values.get("*0"), str):

@@ -40,7 +40,8 @@ SAVES = ("save_model", "save_pretrained", "save_pretrained_merged")
 RETURNS_FIRST = (
     "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "get_peft_model", "compile", "DataParallel",
     "DistributedDataParallel", "for_training", "for_inference", "setup_chat_format", "inject_adapter_in_model",
-    "patch_peft_model", "apply_liger_kernel_to_llama", "prepare_model_for_training",
+    "patch_peft_model", "apply_liger_kernel_to_llama", "prepare_model_for_training", "PeftModel",
+    "PeftModelForCausalLM",
 )  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def _changed(call: Call, name: str, unsloth: bool) -> Any:
     model = call.get(0, "model")
     model = as_it_is(model) if name == "compile" else model  # another object: a trainer may have the first
     for each in things(model):
-        if name in ("get_peft_model", "inject_adapter_in_model"):
+        if name in ("get_peft_model", "inject_adapter_in_model") or name.startswith("PeftModel"):
             config = call._replace(args=[]).thing("unsloth.get_peft_model") if unsloth else call.get(1, "peft_config")
             call.run.put(each, "peft_config", config, call.place)
         elif name.startswith("prepare_model_for"):

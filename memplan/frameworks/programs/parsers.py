@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.files import DATA
 from memplan.frameworks.programs.paths import FILES
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Class, Function, Place, Ref, Thing, is_open, plain, truth, unknown_option
@@ -25,6 +26,13 @@ def options(run: Run, callee: Function) -> dict[str, Any]:
             if value is not None:
                 found[name.lstrip("-").replace("-", "_")] = run.evaluate(value, callee.frame)
     return found
+
+
+def listed(value: Any) -> Any:
+    """``--lora_target_modules '[q_proj,v_proj]'`` as python-fire takes it: a list of words (fire/parser.py)."""
+    if not (isinstance(value, str) and value[:1] == "[" and value[-1:] == "]"):
+        return value
+    return [scalar(each.strip(" '\"")) for each in value[1:-1].split(",") if each.strip()]
 
 
 PARSERS = ("ArgumentParser", "ArgParser", "HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -112,9 +120,11 @@ place of ``torch_dtype``)."""
 
 
 def _of_config(call: Call) -> Any:
-    """``TrlParser.parse_args_and_config()``: the command's options over what the file of its ``--config`` says."""
+    """``TrlParser.parse_args_and_config()``: the command's options over what the file of its ``--config`` says; of
+    ``H4ArgumentParser.parse()`` the one that stands first."""
     given, places = call.run.known.arguments, call.run.known.places
-    name = given.get("config")
+    first = [word.text for word in options_of(call.run.known.words)[2][:1] if word.text.endswith(DATA)]
+    name = given.get("config", first[0] if first else None)
     found = call.run.files.data(name) if isinstance(name, str) else None
     if found is None:
         return _instances(call)
@@ -147,5 +157,5 @@ PARSER: Mapping[str, Callable[[Call], Any]] = {
     "parse_yaml_file": _of_file,
     "parse_json_file": _of_file,
     "parse_yaml_and_args": _instances,
-    "parse": lambda call: _instances(call)[0] if len(_instances(call)) == 1 else _instances(call),
+    "parse": lambda call: found[0] if len(found := _of_config(call)) == 1 else found,
 }

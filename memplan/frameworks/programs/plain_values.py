@@ -4,10 +4,19 @@ from typing import Any
 
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.operators import joined
-from memplan.frameworks.programs.values import is_plain, known, overlay
+from memplan.frameworks.programs.values import LEFT_OUT, Thing, is_plain, known, overlay
 
 TEXT = ("lower", "upper", "strip", "rstrip", "lstrip", "replace", "split", "startswith", "endswith")
 """Methods of texts that are worked out."""
+
+
+def as_mapping(owner: Any) -> dict[str, Any] | None:
+    """``training_args.to_dict()``: every argument, those that were left out at transformers' own defaults; None where
+    its command fills it, which is not here."""
+    if not isinstance(owner, Thing) or owner.values.get("?command") is False:
+        return None
+    unsaid = LEFT_OUT if owner.last.endswith("TrainingArguments") else {}
+    return {**unsaid, **{key: value for key, value in owner.values.items() if key[:1] not in "?*" or key == "**"}}
 
 
 def of_plain(call: Call) -> Any:

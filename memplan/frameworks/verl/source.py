@@ -15,15 +15,15 @@ from memplan.frameworks.verl.names import sense
 
 RL, SFT, ENGINE, EASY = "rl", "fsdp_sft_trainer", "sft_trainer", "easyr1"
 """Trainers: of reinforcement learning; the older and the newer of supervised fine-tuning; EasyR1's."""
-_SFT_PROGRAM = re.compile(r"\b(fsdp_sft_trainer|sft_trainer(?:_ray)?)\b")
+_SFT_PROGRAM = re.compile(r"\b(fsdp_sft_trainer|(?<=\bverl[./]trainer[./])sft_trainer(?:_ray)?)\b")
 _NO_TRAINING = re.compile(r"\bmain_(generation|eval)\w*|model_merger|\bdiagnose\b|preprocess")
 """Programs that train nothing."""
 _OTHER_PROGRAM = re.compile(r"\bverl\.trainer\.main_(?:sft|dpo|rm|reward\w*)\b")
 _OVERRIDE = re.compile(r"['\"]?(\+{0,2}|~)([A-Za-z_]\w*(?:\.[\w@-]+)*)=(.*)", re.DOTALL)
 _NPROC = re.compile(r"--n(?:proc[_-]per[_-]node|nodes)")
 _MARKS = re.compile(
-    r"\bactor_rollout_ref\.(actor|rollout|model)\.|\bworker\.(actor|rollout)\.|\bsft_trainer|model\.partial_pretrain="
-    r"|\bdata\.max_token_len_per_gpu="
+    r"\bactor_rollout_ref\.(actor|rollout|model)\.|\bworker\.(actor|rollout)\.|model\.partial_pretrain="
+    r"|\bverl[./]trainer[./]sft_trainer|\bdata\.max_token_len_per_gpu="
 )
 WITHOUT_DOT = ("ulysses_sequence_parallel_size", "use_remove_padding", "engine", "model_engine", "config")
 """Names that stand at the top of a config and mean something; others are variables of the shell."""
