@@ -272,11 +272,12 @@ def test_a_quantised_checkpoint_says_what_can_be_trained_over_it(
         ({"type": "float", "num_bits": 4, "group_size": 16}, ["model.layers.0.mlp.gate", "lm_head"], " nvfp4"),
         ({"type": "int", "num_bits": 4, "group_size": 32}, ["lm_head"], " int4 g32"),
         ({"type": "int", "num_bits": 4, "group_size": 128, "symmetric": False}, ["lm_head"], ""),
-        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*self_attn.*"], ""),
+        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*self_attn.*"], " fp8 except self_attn"),
+        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*nobody_knows.*"], ""),
     ],
 )
 def test_schemes_of_compressed_tensors_are_told_apart(weights: dict[str, Any], ignore: list[str], scheme: str) -> None:
-    """Where more than head and routers is left plain, or the scheme is another, it is the method alone."""
+    """Where a list is not understood, or the scheme is another, it is the method alone."""
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     section = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignore}
     assert parse("llama", quantization_config=section).quantization == "compressed-tensors" + scheme

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from memplan.arch.config import Config
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
+from memplan.tables.quantizations import EXCEPT
 from memplan.units import ceil_div
 
 MXFP4_BLOCK = 32
@@ -68,8 +69,8 @@ def scales(spec: ModelSpec, config: Config) -> list[str]:
     """Scales of quantised weights: one for each block of an fp8 matrix, one for 32 weights of an mxfp4 expert."""
     section = config.keys.get("quantization_config")
     section = section if isinstance(section, Mapping) else {}
-    count = 0
-    if spec.quantization == "fp8":
+    count, method = 0, (spec.quantization or "").partition(EXCEPT)[0]
+    if method == "fp8":
         block = section.get("weight_block_size") or (128, 128)
         if (
             not isinstance(block, (list, tuple))
@@ -79,7 +80,7 @@ def scales(spec: ModelSpec, config: Config) -> list[str]:
             raise config.wrong("quantization_config.weight_block_size", "two positive integers", block)
         count = sum(run.count * fp8_scales(run.layer, block[0], block[1]) for run in spec.runs)
         count += number_of_prediction_layers(config) * fp8_scales(spec.runs[-1].layer, block[0], block[1])
-    if spec.quantization == "mxfp4":
+    if method == "mxfp4":
         count = sum(run.count * weights_of_experts(run.layer) // MXFP4_BLOCK for run in spec.runs)
     return (
         [f"scales of the quantised weights, {count} elements, are counted in the checkpoint's total"] if count else []

@@ -200,7 +200,7 @@ class Config:
         for section in (given, *(self.keys.get(key) for key in OTHERS)):
             if isinstance(section, Mapping) and (method := method_of(section)) is not None:
                 self.notes.append(note_of(method, section))
-                return scheme_of(method, section)
+                return scheme_of(method, section, self.keys)
         return None
 
 

@@ -5,8 +5,10 @@ adapters over those whose quantizer has ``is_trainable``. memplan counts the par
 quantised, and a base of some formats by the job's ``quantization``.
 """
 
-import re
 from collections.abc import Mapping
+
+from memplan.arch.unquantised import left
+from memplan.tables.quantizations import EXCEPT
 
 TODAY, OTHERS = "quantization_config", ("compression_config", "quantization")
 """Keys of the section: transformers'; that of older compressed-tensors files, and that of MLX."""
@@ -24,8 +26,6 @@ SCHEMES = {
 }
 """Of compressed-tensors: weights' type, bits and group where it is the format's own, and how they are served (vLLM 0.33
 model_executor/layers/quantization/compressed_tensors/schemes/)."""
-PLAIN = re.compile(r"(re:)?[\w.*\\^]*(lm_head|mlp[\w.\\]*gate|router)[.*$]*")
-"""Modules that are plain in every quantised format: the head, and routers."""
 
 
 def method_of(section: Mapping[str, object]) -> str | None:
@@ -70,26 +70,31 @@ def format_of(method: str, section: Mapping[str, object]) -> str | None:
     return None
 
 
-def scheme_of(method: str, section: Mapping[str, object]) -> str:
+def scheme_of(method: str, section: Mapping[str, object], keys: Mapping[str, object]) -> str:
     """The method, with the scheme of its weights where every linear has the same: ``compressed-tensors int4``, or
-    ``awq g32`` in groups of 32. Of other files, and of those that leave more than head and routers plain, the method
-    alone."""
+    ``awq g32`` in groups of 32; and what it leaves in 16 bits: ``modelopt nvfp4 except self_attn``. Of other files, and
+    of those whose lists are not understood, the method alone."""
+    plain = left(section, keys)
+    if plain is None:
+        return method
+    return (_scheme(method, section) or method) + (EXCEPT + ", ".join(plain) if plain else "")
+
+
+def _scheme(method: str, section: Mapping[str, object]) -> str:
+    """The scheme of the weights; empty where it is not one alone."""
     if method in ("gptq", "awq"):
         bits = section.get("bits", section.get("w_bit", 4))
         return method + _grouped(section) if bits == 4 else f"{method} of {bits} bits"
-    left = section.get("ignore") or section.get("exclude_modules") or []
-    if not isinstance(left, list) or not all(isinstance(each, str) and PLAIN.fullmatch(each) for each in left):
-        return method
     if method == "modelopt":
-        return "modelopt nvfp4" if section.get("quant_algo") == "NVFP4" else method
+        return "modelopt nvfp4" if section.get("quant_algo") == "NVFP4" else ""
     groups = section.get("config_groups")
     only = next(iter(groups.values())) if isinstance(groups, Mapping) and len(groups) == 1 else None
     weights = only.get("weights") if isinstance(only, Mapping) and only.get("targets") == ["Linear"] else None
     if method != "compressed-tensors" or not isinstance(weights, Mapping) or weights.get("symmetric") is False:
-        return method
+        return ""
     kind, bits, group = (weights.get(key) for key in ("type", "num_bits", "group_size"))
     scheme = SCHEMES.get((str(kind), str(bits), str(group) if str(kind) == "float" and bits == 4 else ""))
-    return f"{method} {scheme}" + (_grouped(weights) if scheme == "int4" else "") if scheme else method
+    return f"{method} {scheme}" + (_grouped(weights) if scheme == "int4" else "") if scheme else ""
 
 
 def _grouped(section: Mapping[str, object]) -> str:

@@ -127,3 +127,27 @@ QUANTIZATIONS = {row.name: row for row in _ROWS}
 PLAIN_IN_NVFP4 = frozenset(("latent", "gated-delta", "state-space", "state-space-dual"))
 """Kinds of mixers that checkpoints in NVFP4 leave in 16 bits, and indexers with them: NVIDIA's of DeepSeek-R1, Kimi-K2
 and GLM-5.2, RedHatAI's of Qwen3.6. Heads and embeddings are in 16 bits anywhere."""
+
+EXCEPT = " except "
+"""Between a checkpoint's format and what it leaves in 16 bits."""
+USUAL = "usual"
+"""In place of what it leaves: what published checkpoints do, where a job names the format alone."""
+DRAFT = "mtp"
+"""Among what a checkpoint leaves in 16 bits: its layers that draft."""
+_GATED = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
+LEAVES = {
+    "linear_attn": ("in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj_ba", "in_proj_b", "in_proj_a", "out_proj"),
+    "self_attn": (
+        *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"),
+        *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    ),
+    "mlp": _GATED,
+    "mlp.shared_expert": _GATED,
+    "mlp.experts": _GATED,
+}
+"""Linears of a layer, by the name of their module in a checkpoint."""
+MODULES = {
+    "gated-delta": "linear_attn",
+    **dict.fromkeys(("attention", "shared_kv", "latent"), "self_attn"),
+}
+"""By kind of mixer."""

@@ -8,7 +8,7 @@ from memplan.engine.generation.activation import activation_bytes, graph_bytes
 from memplan.engine.generation.formats import format_of
 from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
 from memplan.engine.generation.starting import Start, reason
-from memplan.engine.generation.weights import copy_bytes, weights_bytes
+from memplan.engine.generation.weights import copy_bytes, least_bytes, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes
 from memplan.spec.generation import Generator, indivisible
@@ -71,7 +71,7 @@ class Figures(NamedTuple):
     """The one thing to change."""
     may_start: bool = False
     """It does not as expected, and does where its profile run and communicators take what they may take at the least:
-    the cache is short by no more than that is uncertain."""
+    the cache is short by no more than that is uncertain, and than its format may leave less in 16 bits."""
 
 
 def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, advised: bool = True) -> Figures:
@@ -116,7 +116,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     asleep = _sum(outside, graphs, NON_TORCH, Band(0, space, space)) if of.sleep else awake
     doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1)
     doubt = min(doubt, activation + non_torch)  # weights and one request are certain
-    short = weights + activation + non_torch + cache.request(of.max_model_len) - budget
+    short = least_bytes(of, gpu) + activation + non_torch + cache.request(of.max_model_len) - budget
     return Figures(
         budget=budget,
         weights=weights,

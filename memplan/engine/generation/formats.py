@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from memplan.errors import InvalidJob
 from memplan.spec.generation import Generator
-from memplan.tables.quantizations import QUANTIZATIONS
+from memplan.tables.quantizations import EXCEPT, QUANTIZATIONS, USUAL
 from memplan.units import ceil_div
 
 GROUP = 128
@@ -72,10 +72,18 @@ def format_of(of: Generator) -> str:
     """The format that its weights are served in. Raises InvalidJob for a checkpoint's that is not modelled."""
     if of.quantization != "none" or of.model.quantization is None:
         return of.quantization
-    kind, separator, group = of.model.quantization.partition(" g")
+    kind, separator, group = of.model.quantization.partition(EXCEPT)[0].partition(" g")
     if kind not in OWN_FORMATS:
         raise InvalidJob(
             f"rollout.quantization: the checkpoint's own, {of.model.quantization[:40]}, is not modelled",
             "give rollout.quantization fp8, int8, awq, gptq or nf4 where it is one of these",
         )
     return OWN_FORMATS[kind] + separator + group
+
+
+def plain_of(of: Generator) -> frozenset[str]:
+    """Modules and linears that stay in 16 bits: by the checkpoint's config, or as published ones in NVFP4 have it."""
+    kind, _, told = (of.model.quantization or "").partition(EXCEPT)
+    if of.quantization not in ("none", OWN_FORMATS.get(kind)):
+        return frozenset((USUAL,) if of.quantization == "nvfp4" else ())
+    return frozenset(told.split(", ") if told else ())

@@ -5,22 +5,20 @@ be played over them (``loading.py``)."""
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat, zip_longest
 from math import prod
-from typing import NamedTuple
 
 from memplan.engine.generation.cells import drafting_layer
-from memplan.engine.generation.formats import format_of, packed, quantises
+from memplan.engine.generation.formats import format_of, packed, plain_of, quantises
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
+from memplan.engine.generation.rank import MXFP4, Padding, Rank, Tensors
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_ADA, BEFORE_HOPPER, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
-from memplan.tables.quantizations import PLAIN_IN_NVFP4
+from memplan.tables.quantizations import DRAFT, PLAIN_IN_NVFP4, USUAL
 from memplan.units import ceil_div, round_up
 
-Tensors = tuple[int, ...]
-"""Bytes of tensors, in the order in which they are made."""
 VOCABULARY_PADDING = 64
 """Rows of embedding and head are padded to a multiple of it (vllm 0.11 layers/vocab_parallel_embedding.py:23)."""
 TOGETHER = {
@@ -34,50 +32,8 @@ NEVER_QUANTISED = ("wk", "weights_proj")
 """Of an indexer: they are one tensor in 16 bits, whatever the checkpoint has (vllm 0.20 deepseek_v2.py: Indexer)."""
 
 
-class Padding(NamedTuple):
-    """Multiples that a card's kernels have experts' matrices padded to."""
-
-    hidden: int = 1
-    inner: int = 1
-    scales: int = 1
-    """Of the rows of scales alone."""
-
-
-MXFP4 = {
-    **dict.fromkeys((*BEFORE_HOPPER, "12.0", "12.1"), Padding(256, 128)),
-    "9.0": Padding(inner=64, scales=256),
-    **dict.fromkeys(("10.0", "10.3"), Padding(256, 256)),
-}
-"""By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's (vllm 0.10
-layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; triton_kernels tensor_details/layout_details/
-hopper_scale.py, of 8 warps)."""
 MACHETE = 0, 19, 0
 """AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel)."""
-
-
-class Rank(NamedTuple):
-    """How a rank holds matrices."""
-
-    tensor: int
-    experts: int
-    """Ranks that the experts are divided over."""
-    itemsize: int
-    format: str
-    tensor_of_experts: int = 1
-    """Of them, those that divide each expert's inner features."""
-    padding: Padding = Padding()
-    """Of experts."""
-    router_itemsize: int = 0
-    """Of routers' weights; 0: as the model's class stores them."""
-
-    def matrix(self, linear: Linear, ranks: int, rows: int = 0, quantised: bool = True) -> Tensors:
-        """Of a linear of which ``ranks`` ranks hold a part each; ``rows`` of them here, where given: weights, scales
-        and a bias."""
-        rows = rows or linear.outputs // ranks or 1
-        bias = (rows * self.itemsize,) if linear.bias else ()
-        if quantised and quantises(self.format):
-            return *packed(self.format, rows, linear.inputs), *bias
-        return rows * linear.inputs * self.itemsize, *bias
 
 
 def together(matrices: Iterable[Tensors]) -> Tensors:
@@ -88,6 +44,14 @@ def together(matrices: Iterable[Tensors]) -> Tensors:
 def weights_bytes(of: Generator, gpu: Gpu | None = None) -> int:
     """Of one rank, of the fullest pipeline stage, on this card; with room for an adapter where it serves one."""
     return loaded_bytes(*_loading(of, gpu))
+
+
+def least_bytes(of: Generator, gpu: Gpu | None = None) -> int:
+    """The same, where a format that a job names alone leaves nothing in 16 bits."""
+    if USUAL not in plain_of(of):
+        return weights_bytes(of, gpu)
+    whole = of.model.model_copy(update={"quantization": "modelopt nvfp4"})
+    return weights_bytes(of._replace(quantization="none", model=whole), gpu)
 
 
 def copy_bytes(of: Generator, gpu: Gpu | None = None) -> int:
@@ -105,7 +69,7 @@ def _loading(of: Generator, gpu: Gpu | None) -> tuple[Tensors, Loads]:
 def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     """Embedding, tower, layers, what drafts, the rest and the head; of several pipeline stages the fullest's."""
     spec, tensor = of.model, of.tensor_parallel
-    rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, format_of(of))
+    rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, format_of(of), plain=plain_of(of))
     rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor)
     if of.model.family in FP32_ROUTERS:  # of transformers alone
         rank = rank._replace(router_itemsize=of.itemsize)
@@ -160,6 +124,7 @@ def _draft(of: Generator, rank: Rank) -> Tensors:
         return tuple(_tensors(alone._replace(adapter_rank=0, pipeline_parallel=1), ""))
     if not draft.layers:
         return ()
+    rank = rank._replace(format="none") if DRAFT in rank.plain else rank
     sides = (2 * hidden * hidden * rank.itemsize, *repeat(hidden * rank.itemsize, 3))
     return (*_layer(drafting_layer(of), rank), *sides) * draft.layers
 
@@ -187,22 +152,29 @@ def _layer(layer: Layer, rank: Rank) -> Tensors:
 
 def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
     """Of one part: its linears, bare tensors and norms, shared experts, routed experts and their router."""
-    if rank.format == "nvfp4" and (part.chooses or getattr(part, "kind", "") in PLAIN_IN_NVFP4):
+    usual = USUAL in rank.plain and getattr(part, "kind", "") in PLAIN_IN_NVFP4
+    if rank.format == "nvfp4" and (part.chooses or usual):
         rank = rank._replace(format="none")
     heads = getattr(part, "num_kv_heads", 0) or 0
     ranks = rank.tensor if spread else 1
     found: list[int] = []
+    module = rank.of_module(part)
     for linears in joined(_linears(part)):
-        found += together(_linear(linear, part, rank, heads, ranks, spread) for linear in linears)
+        packs = [spread and rank.quantises(module, linear.name) for linear in linears]
+        found += together(_linear(linear, part, rank, heads, ranks, all(packs)) for linear in linears)
     found += (bare.parameters * (bare.itemsize or rank.itemsize) // ranks for bare in part.tensors)
     found += (norm.parameters * (norm.itemsize or rank.itemsize) for norm in part.norms)
     if quantises(rank.format):  # attention multiplies by the latent's matrix in 16 bits, whatever it came in
-        latent = (linear for linear in part.linears if linear.name.endswith("kv_b_proj"))
+        latent = (
+            each for each in part.linears if each.name.endswith("kv_b_proj") and rank.quantises(module, each.name)
+        )
         found += (linear.parameters * rank.itemsize // ranks for linear in latent)
     if isinstance(part, FeedForward):
         for linears in joined(part.shared):
-            found += together(_linear(linear, part, rank, 0, ranks, spread) for linear in linears)
-        found += _experts(part.experts, rank) if part.experts else ()
+            packs = [spread and rank.quantises("mlp.shared_expert", linear.name) for linear in linears]
+            found += together(_linear(linear, part, rank, 0, ranks, all(packs)) for linear in linears)
+        stacked = rank._replace(format="none") if "mlp.experts" in rank.plain else rank
+        found += _experts(part.experts, stacked) if part.experts else ()
     return tuple(found)
 
 

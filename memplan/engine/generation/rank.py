@@ -1,0 +1,65 @@
+"""How one rank of an engine holds matrices: how they are divided, in which format, padded for which card's kernels."""
+
+from typing import NamedTuple
+
+from memplan.engine.generation.formats import packed, quantises
+from memplan.spec.parts import FeedForward, Linear, Part
+from memplan.tables.engines import BEFORE_HOPPER
+from memplan.tables.quantizations import MODULES
+
+Tensors = tuple[int, ...]
+"""Bytes of tensors, in the order in which they are made."""
+
+
+class Padding(NamedTuple):
+    """Multiples that a card's kernels have experts' matrices padded to."""
+
+    hidden: int = 1
+    inner: int = 1
+    scales: int = 1
+    """Of the rows of scales alone."""
+
+
+MXFP4 = {
+    **dict.fromkeys((*BEFORE_HOPPER, "12.0", "12.1"), Padding(256, 128)),
+    "9.0": Padding(inner=64, scales=256),
+    **dict.fromkeys(("10.0", "10.3"), Padding(256, 256)),
+}
+"""By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's (vllm 0.10
+layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; triton_kernels tensor_details/layout_details/
+hopper_scale.py, of 8 warps)."""
+
+
+class Rank(NamedTuple):
+    """How a rank holds matrices."""
+
+    tensor: int
+    experts: int
+    """Ranks that the experts are divided over."""
+    itemsize: int
+    format: str
+    tensor_of_experts: int = 1
+    """Of them, those that divide each expert's inner features."""
+    padding: Padding = Padding()
+    """Of experts."""
+    router_itemsize: int = 0
+    """Of routers' weights; 0: as the model's class stores them."""
+    plain: frozenset[str] = frozenset()
+    """Modules and linears in 16 bits beside those of its format."""
+
+    def of_module(self, part: Part) -> str:
+        """The name of a part's module in a checkpoint."""
+        return "mlp" if isinstance(part, FeedForward) else MODULES.get(getattr(part, "kind", ""), "")
+
+    def quantises(self, module: str, linear: str) -> bool:
+        """Whether a linear of a module is in its format."""
+        return not {module, f"{module}.{linear}"} & self.plain
+
+    def matrix(self, linear: Linear, ranks: int, rows: int = 0, quantised: bool = True) -> Tensors:
+        """Of a linear of which ``ranks`` ranks hold a part each; ``rows`` of them here, where given: weights, scales
+        and a bias."""
+        rows = rows or linear.outputs // ranks or 1
+        bias = (rows * self.itemsize,) if linear.bias else ()
+        if quantised and quantises(self.format):
+            return *packed(self.format, rows, linear.inputs), *bias
+        return rows * linear.inputs * self.itemsize, *bias
