@@ -62,7 +62,7 @@ COUNTS = [
     (TIED, {"r": 16, "targets": ["q_proj"], "trainable_token_indices": {"embed_tokens": 7}}, 3 * 16 * 128 + 7 * 64),
     (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "lora_only"}, 3 * (16 * 128 + 64)),
     (TINY | {"attention_bias": True}, {"r": 16, "targets": ["q_proj"], "bias": "all"}, 3 * (16 * 128 + 192)),
-    (TINY, {"r": 16, "targets": ["q_proj", "fc_in", "wte"]}, 3 * 16 * 128),
+    (TINY, {"r": 16, "targets": ["q_proj", "fc_in", "wte", "attn.c_proj"]}, 3 * 16 * 128),
 ]
 
 

@@ -8,6 +8,7 @@ from drawing import over
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.absent import ROWS
+from memplan.frameworks.asking import MODEL, SEEING
 from memplan.frameworks.checking import Checked, check_file
 from memplan.frameworks.deciding import SUBJECTS, subject_of
 from memplan.frameworks.hugging_face.dialect_names import HARMLESS, MEANINGS, NAMES
@@ -151,6 +152,10 @@ def test_known_scripts_fill_in_what_is_theirs() -> None:
     assert (qlora["sequence_length"], qlora["quantization"], qlora["batch_size"]) == (1280, "nf4-double", 1)
     assert qlora["gradient_checkpointing"] == "full"
     assert job(f"{PLAIN}", "fastchat/train/train_mem.py")["attention"] == "flash"
+    Path("fastchat/train").mkdir(parents=True)
+    Path("fastchat/train/train_mem.py").write_text("# replace_llama_attn_with_flash_attn()\ntrain()\n")
+    llama = PLAIN.replace("Qwen/Qwen2.5-0.5B", "lmsys/vicuna-7b-v1.5")
+    assert job(llama, "fastchat/train/train_mem.py").get("attention") != "flash"
     Path("llava/train").mkdir(parents=True)
     Path("llava/train/train_mem.py").write_text("replace_llama_attn_with_flash_attn()\n")
     for name in ("llava-v1.5-7b", "llava-v1.6-mistral-7b"):
@@ -224,6 +229,19 @@ def test_a_model_of_text_given_for_a_script_of_images_is_unclear() -> None:
     found = check(f"{SEES} --max_seq_length 1024 --max_pixels 50176 --freeze_vision_tower True", model="qwen2.5-0.5b")
     assert found.fits == "unclear"
     assert "sees no images" in found.text
+
+
+def test_a_model_is_asked_for_that_has_what_the_file_has() -> None:
+    own = "--model_name_or_path ./mine --per_device_train_batch_size 1 --output_dir x --mm_projector_type"
+    clip = "mlp2x_gelu --vision_tower openai/clip-vit-large-patch14-336"
+    assert check(f"{own} {clip}").hint == MODEL
+    for tower in (clip.replace("mlp2x_gelu", "mine"), "mlp2x_gelu --vision_tower ./mine.pt"):
+        assert check(f"{own} {tower}").hint == SEEING.replace("or another that sees", "with your own values"), tower
+    known = check(f"{own} mlp2x_gelu --vision_tower ./mine.pt".replace("./mine ", "Qwen/Qwen2.5-0.5B "))
+    assert known.hint.startswith(SEEING[:37]), known.hint
+    fused = "--model_name_or_path ./mine --use_lora --lora_r 8 --lora_target_modules c_attn attn.c_proj w1 w2"
+    hint = check(f"{fused} --per_device_train_batch_size 1 --max_seq_length 64 --output_dir x").hint
+    assert hint == "add --model Qwen/Qwen2.5-7B --lora-targets all-linear, with your own values"
 
 
 @pytest.mark.slow
@@ -425,8 +443,9 @@ def test_a_program_that_is_started_as_a_module_is_gone_through(folder: str) -> N
 
 @pytest.mark.parametrize(
     ("key", "subject"),
-    [("top_quantile", ""), ("quantize", "quantisation"), ("halfpool", ""), ("use_half", "precision")],
-)
+    [("top_quantile", ""), ("quantize", "quantisation"), ("halfpool", ""), ("use_half", "precision"),
+     ("vq_weights_path", "model"), ("class_weights_path", ""), ("loss_weight_file", "")],
+)  # fmt: skip
 def test_a_word_within_a_word_is_no_subject(key: str, subject: str) -> None:
     assert subject_of(key) == subject
 

@@ -317,6 +317,10 @@ def test_ms_swift_up_to_3_5_evaluates_a_hundredth(tmp_path: Path) -> None:
     assert drawn(tmp_path, old).values["eval_batch_size"] == 1
     assert "eval_batch_size" not in drawn(tmp_path, f"{old} --split_dataset_ratio 0").values
     assert "eval_batch_size" not in drawn(tmp_path, f"{LORA} --tuner_type lora --eval_steps 100").values
+    second = "swift sft --sft_type lora --model_id_or_path Qwen/Qwen2-0.5B --batch_size 4"
+    assert drawn(tmp_path, second).values["eval_batch_size"] == 4
+    assert drawn(tmp_path, f"{second} --predict_with_generate true").values["eval_batch_size"] == 1
+    assert drawn(tmp_path, f"{second} --eval_batch_size 2").values["eval_batch_size"] == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from memplan.spec.reading import Unread
+from memplan.units import words_of
 
 SUCH: Mapping[str, str] = {
     "model": "--model Qwen/Qwen2.5-7B",
@@ -43,6 +44,8 @@ _ARGUMENT = re.compile(r"\$\{?(\d{1,2})\b")
 
 
 MODEL = f"add --model, such as {SUCH['model']}"
+SEEING = "add --model llava-hf/llava-1.5-7b-hf, or another that sees"
+"""Where a tower is beside the language model that no language model's name stands for."""
 LORA = f"add --lora-r and --lora-targets, such as {SUCH['lora']}"
 OF_LORA = {"r": "lora.r", "target_modules": "lora.targets"}
 """Arguments of LoRA -> what asks for them alone."""
@@ -83,10 +86,13 @@ def one_hint(unread: Iterable[Unread]) -> str:
     asked = {each.asks for each in deciding}
     asked -= {"lora.r", "lora.targets"} if "lora" in asked else set()
     own = {each.asks: found[1] for each in deciding if (found := VALUED.fullmatch(each.hint))}
+    if SEEING in hints:
+        own["model"] = SEEING.partition(",")[0].removeprefix("add ")
+        asked.add("model")
     typed = " ".join(own.get(key, such) for key, such in SUCH.items() if key in asked)
     if command and options:
         return f"{command}, or add {typed}"
-    bare = {command, *own.values(), *(option_of(key).partition(",")[0] for key in asked)}
+    bare = {command, MODEL, SEEING, *own.values(), *(option_of(key).partition(",")[0] for key in asked)}
     others = dict.fromkeys(each.hint for each in deciding if each.asks not in SUCH and each.hint not in bare)
     return "; ".join(filter(None, (command, typed and f"add {typed}, with your own values", *others)))
 
@@ -104,6 +110,17 @@ def model_hint(unread: Iterable[Unread], hint: str = MODEL) -> str:
     """The same, where nothing says which model is trained."""
     rest = (each for each in unread if each.asks != "model")
     return one_hint((Unread("model", "", decides="model", hint=hint, asks="model"), *rest))
+
+
+_OF_SUCH = {*words_of("all-linear q_proj k_proj v_proj o_proj gate_proj up_proj down_proj embed_tokens lm_head")}
+"""Targets that the model of a hint has."""
+
+
+def of_another_family(targets: object) -> tuple[Unread, ...]:
+    """The question of adapters that stand on none of the linears of the model that a hint names."""
+    names = {str(each).rpartition(".")[2] for each in targets} if isinstance(targets, (list, tuple)) else _OF_SUCH
+    asks = "lora.targets"
+    return () if names & _OF_SUCH else (Unread(asks, "", decides="adapters", hint=option_of(asks), asks=asks),)
 
 
 def set_in(script: str, unread: Iterable[Unread]) -> str:

@@ -17,7 +17,7 @@ from memplan.errors import (
     NoTraining,
     UsageError,
 )
-from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
+from memplan.frameworks.asking import MODEL, model_hint, of_another_family, one_hint, within_positions
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import is_training, launcher_alone
@@ -142,7 +142,8 @@ def _check(
             found = answer(given)
             return (spread(given, answer) if found.fits == "unclear" else None) or found
         except ModelNotFound as error:  # with what else is asked for
-            raise ModelNotFound(error.message, f"{error.hint}; or {model_hint(given.unread)}") from None
+            asked = of_another_family(given.job.lora and given.job.lora.targets)
+            raise ModelNotFound(error.message, f"{error.hint}; or {model_hint([*given.unread, *asked])}") from None
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer) or unshared(error, path, given, answer)

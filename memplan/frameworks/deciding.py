@@ -22,7 +22,7 @@ SUBJECTS: Mapping[str, str] = {
     "attention": r"attn|attention|flash|sdpa|kernel|liger|xformers|unsloth",
     "optimizer": r"^optim(?!_\w*beta)|optim(izer)?$|adam_8bit|paged|master_weight",
     "model": r"model_(name|path|type|id|size|family)|pretrained|hidden_size|num_(hidden_)?layers|vocab_size|backbone"
-    r"|tower|resize_\w*embed|expert",
+    r"|tower|resize_\w*embed|expert|_weights?_(path|file)$",
     "loss": r"logits|cross_entropy|ce_loss|loss_(chunk|fn|func|impl)|fused_\w*loss|lm_head|distill|teacher"
     r"|label_smooth",
 }
@@ -33,7 +33,10 @@ LITTLE = re.compile(
     r"|strategy|schedule|scheduler|template|callback|temperature|beta\d?|eps|workers|num_proc|shard_size)$"
 )
 """Names that speak of something else, whatever words are in them."""
-MODEL_NAMES = re.compile(r"model_(name|path)|pretrained|tower|(adapter|lora)\w*_(name|path|dir|checkpoint)")
+MODEL_NAMES = re.compile(
+    r"model_(name|path)|pretrained|tower|(adapter|lora)\w*_(name|path|dir|checkpoint)"
+    r"|^(?!init|load|resume|save|class|loss)\w+_weights?_(path|file)$"
+)
 
 
 KL = re.compile(r"(^|_)(lm|sft|ref|kd)_kl_?(coef|coeff|weight)$|(^|_)kl_loss_(coef|coeff|weight)$")

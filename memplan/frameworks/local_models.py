@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
-from memplan.frameworks.asking import model_hint
+from memplan.frameworks.asking import model_hint, of_another_family
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.hugging_face.towers import internvl_of
@@ -67,7 +67,9 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
         draft.values["model"] = hub
         draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} {why}")
     elif why:
-        raise NotKnown(f"{said}: {name[:80]} {why}", model_hint(unanswered(draft.unread, draft.options)))
+        lora = draft.values.get("lora")
+        asked = of_another_family(lora.get("targets") if isinstance(lora, Mapping) else None)
+        raise NotKnown(f"{said}: {name[:80]} {why}", model_hint(unanswered([*draft.unread, *asked], draft.options)))
 
 
 def _settle_beside(draft: Draft) -> list[dict[str, Any]]:

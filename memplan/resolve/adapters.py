@@ -219,7 +219,8 @@ def _modules(names: set[str], known: set[str], spec: ModelSpec, notes: Notes, ot
             f"name targets: {', '.join(rest)}",
         )
     elsewhere = {name for name, families in ENDS_ELSEWHERE.items() if spec.family not in families.split()}
-    foreign = (names - known) & (MODULE_NAMES | elsewhere) if names & known or others else set()
+    foreign = {name for name in names - known if name.rpartition(".")[2] in MODULE_NAMES or name in elsewhere}
+    foreign = foreign if names & known or others else set()
     if foreign:
         notes.remark(f"lora.targets: {spec.family} has no {', '.join(sorted(foreign))}, which PEFT passes over")
     for name in sorted(names - known - foreign):

@@ -228,6 +228,7 @@ def read_lengths(dialect: Dialect) -> None:
 
 
 _PATCH = re.compile(r"replace_(\w+?)_attn_with_flash")
+_COMMENT = re.compile(r"(?m)#.*$")
 _OF_LLAMA = re.compile(r"vicuna|alpaca|llava(?!.*(?:mistral|mpt|qwen|phi|gemma))")
 """Names of models that are Llamas inside."""
 
@@ -238,7 +239,7 @@ def _with_flash(dialect: Dialect) -> bool:
     keys, here = dialect.keys, dialect.keys.settings.path
     variant = dialect.program.endswith("_mem.py")
     program = found_at(here, program_at(here, dialect.program)) if variant or dialect.script else None
-    text = program.read_text("utf-8", "replace") if program else ""
+    text = _COMMENT.sub("", program.read_text("utf-8", "replace")) if program else ""
     if not variant:
         return _LITERAL.search(text) is not None
     name = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "").lower()

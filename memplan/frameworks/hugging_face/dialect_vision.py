@@ -6,7 +6,7 @@ Source: the scripts of ``hf_dialect_scripts``.
 import re
 from typing import Any
 
-from memplan.frameworks.asking import MODEL
+from memplan.frameworks.asking import MODEL, SEEING, SUCH
 from memplan.frameworks.documents import is_template
 from memplan.frameworks.draft import UNSET
 from memplan.frameworks.hugging_face.dialect import Dialect, read_adapter, read_kernels, read_lengths, read_quantisation
@@ -215,8 +215,12 @@ def read_model(dialect: Dialect) -> None:
         dialect.tower = UNKNOWN if blind or not (pair or given) else tower
     elif blind and (key := _sees(dialect)):
         dialect.tower = UNKNOWN
-        keys.warn(key, "the model that is given sees no images", "model", "add --model with one that does")
+        keys.warn(key, "the model that is given sees no images", "model", SEEING)
     if tower and dialect.tower == UNKNOWN:
-        keys.warn(tower, "the tower beside the language model is not counted", "model", "add --model")
+        behind = not given and together(
+            SUCH["model"], words[1], str(keys.settings.values.get("mm_projector_type") or "")
+        )
+        hint = MODEL if apart and behind else SEEING
+        keys.warn(tower, "the tower beside the language model is not counted", "model", hint)
     elif tower and not (dialect.script and dialect.script.beside) and (lora := dialect.on("lora")):
         keys.warn(lora, "adapters of the language model beside a tower with linears of the same names", "adapters")

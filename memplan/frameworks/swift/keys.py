@@ -84,6 +84,7 @@ BY_VERSION: dict[str, dict[str, Any]] = {
         "freeze_vit": False,
         "freeze_aligner": False,
         "split_dataset_ratio": 0.01,
+        "per_device_eval_batch_size": None,
     },
 }
 METHODS: dict[str, str] = {

@@ -243,7 +243,8 @@ def _attention(keys: Keys) -> None:
 
 
 def _evaluation(keys: Keys) -> None:
-    """Evaluation's batch is 1 by default, where there is something to evaluate."""
+    """Evaluation's batch where there is something to evaluate: 1 by default, of ms-swift 2 training's
+    (swift/llm/utils/argument.py)."""
     some = keys.has("val_dataset") or (keys.number("split_dataset_ratio") or 0) > 0
     if "train_type" in keys.settings.values and not some and not keys.has("split_dataset_ratio"):
         some = any(keys.has(key) for key in ("eval_steps", "per_device_eval_batch_size"))  # 0.01 up to ms-swift 3.5
@@ -254,7 +255,8 @@ def _evaluation(keys: Keys) -> None:
     if some and strategy != "no" and online:
         keys.draft.remarks.append(f"{keys.settings.path}: evaluation, which generates as a step does, is not counted")
     elif some and strategy != "no" and "eval_batch_size" not in keys.draft.given:
-        keys.put("eval_batch_size", keys.whole("per_device_eval_batch_size") or 1, "per_device_eval_batch_size")
+        usual = 1 if keys.flag("predict_with_generate") else keys.whole("per_device_train_batch_size")
+        keys.put("eval_batch_size", keys.whole("per_device_eval_batch_size") or usual, "per_device_eval_batch_size")
 
 
 def _reentrant(draft: Draft) -> None:
