@@ -347,17 +347,17 @@ def test_a_model_that_the_trainer_loads_is_read_as_one_that_the_program_loads(tm
     )
 
 
-def test_a_head_for_classes_is_counted_as_the_language_models(tmp_path: Path) -> None:
+def test_a_head_for_classes_is_counted_as_a_rewards_of_half_as_many_pairs(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
         "from peft import LoraConfig, get_peft_model\n"
         "from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments\n"
         "model = AutoModelForSequenceClassification.from_pretrained('Qwen/Qwen2.5-0.5B', num_labels=3)\n"
         "model = get_peft_model(model, LoraConfig(r=8, target_modules=['q_proj'], modules_to_save=['score']))\n"
-        "args = TrainingArguments(output_dir='x', per_device_train_batch_size=2)\n"
+        "args = TrainingArguments(output_dir='x', per_device_train_batch_size=3)\n"
         "Trainer(model=model, args=args, train_dataset=data).train()\n"
     )
     found = check_file(str(path), {"gpu": "h100-80gb", "sequence_length": 256})
     assert found.fits == "yes"
     assert found.job["lora"]["modules_to_save"] == []
-    assert "head for SequenceClassification" in found.unread[0]["why"]
+    assert (found.unread, found.job["method"], found.job["batch_size"]) == ((), "reward", 2)

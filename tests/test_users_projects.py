@@ -308,6 +308,33 @@ def test_a_command_on_a_page_that_leaves_the_model_alone_open_is_asked_for_that(
     assert checked("train.py", text, model="Qwen/Qwen2.5-0.5B").job["batch_size"] == 3
 
 
+def test_a_loop_of_ones_own_behind_a_name_of_trls_is_no_trainer_of_trls() -> None:
+    written("train_sft.py", "model = load()\nfor batch in rows:\n    accelerator.backward(model(**batch).loss)\n")
+    written("c.yaml", "model: {name: Qwen/Qwen2.5-0.5B}\noptimization: {micro_batch_size: 4}\n")
+    found = checked("a.sh", "accelerate launch --num_processes 1 train_sft.py --config c.yaml\n", model="qwen2.5-0.5b")
+    assert (found.fits, found.hint) == ("unclear", "write its job in memplan's keys")
+    assert "loop of the program's own" in str(found.unread)
+
+
+DATA_SET = """\
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+class Rows(Dataset):
+    def __init__(self, tokenizer, rows, longest):
+        self.tokenizer, self.longest = tokenizer, longest
+    def __getitem__(self, index):
+        return self.tokenizer(self.rows[index], truncation=True, max_length=self.longest)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+arguments = TrainingArguments("out", per_device_train_batch_size=2)
+few, many = Rows(tokenizer, rows, 128), Rows(tokenizer, rows, 384)
+Trainer(model=model, args=arguments, train_dataset=many, eval_dataset=few).train()
+"""
+
+
+def test_a_data_set_of_ones_own_says_how_long_its_rows_are() -> None:
+    assert checked("train.py", DATA_SET).job["sequence_length"] == 384
+
+
 def test_targets_with_their_commas_are_counted_from_above() -> None:
     options = "--model_name_or_path Qwen/Qwen2.5-0.5B --use_peft --lora_target_modules q_proj, v_proj --max_length 128"
     found = checked("a.sh", f"accelerate launch --num_processes 1 sft.py {options}\n")

@@ -43,6 +43,8 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _ARGUMENT = re.compile(r"\$\{?(\d{1,2})\b")
 
 
+WRITE = "write its job in memplan's keys"
+"""What is left for a training that no option makes known."""
 MODEL = f"add --model, such as {SUCH['model']}"
 SEEING = "add --model llava-hf/llava-1.5-7b-hf, or another that sees"
 """Where a tower is beside the language model that no language model's name stands for."""
@@ -74,6 +76,8 @@ def one_hint(unread: Iterable[Unread]) -> str:
     unread = list(unread)
     deciding = [each for each in unread if each.decides and each.hint]
     hints = list(dict.fromkeys(each.hint for each in deciding))
+    if WRITE in hints:
+        return WRITE  # whatever else is said, it stays open
     command = next((hint for hint in hints if hint.startswith(COMMANDS)), "")
     strange = [each.key for each in unread if each.decides and not (each.asks or each.hint or each.above)]
     if strange and all(STRANGE.search(each.why) for each in unread if each.key in strange):

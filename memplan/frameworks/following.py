@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.asking import SHELLS
+from memplan.frameworks.asking import SHELLS, WRITE
 from memplan.frameworks.documents import (
     FORMS,
     Document,
@@ -121,6 +121,10 @@ def told_of(path: str, program: str, where: str, draft: Draft) -> None:
     here, which is said."""
     if program.endswith(".py") and found_at(path, _ROOT.sub("", program_at(path, program))) is None:
         draft.warn("program", where, f"{program} is not here, and may have settings of its own", "")
+        return
+    loop = own_loop(path, program)
+    if loop:
+        draft.warn("program", loop, "a training loop of the program's own, which is not read", "method", WRITE)
         return
     name = program_at(path, program) or program
     draft.warn("program", where, f"{name} is not followed to its trainer, and may have settings of its own", "method",

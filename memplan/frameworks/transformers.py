@@ -78,11 +78,7 @@ def read(document: Document, draft: Draft) -> None:
         settings = draft.follow(settings, "train_args_file", settings.values["train_args_file"]).settings
     command = " ".join((launch.program, *(word.text for word in launch.words[:1]))) if not launch.launcher else ""
     read_settings(settings, draft, command or launch.program)
-    loop = own_loop(document.path, launch.program)
-    if loop:
-        draft.warn("program", loop, "a training loop of the program's own, which is not read", "method",
-                   "write its job in memplan's keys")  # fmt: skip
-    elif script_of(settings, launch.program) is None:
+    if script_of(settings, launch.program) is None or own_loop(document.path, launch.program):
         told_of(document.path, launch.program, launch.where, draft)
     read_launcher(launch, draft)
 

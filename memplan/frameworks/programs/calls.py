@@ -171,6 +171,7 @@ def constructed(run: Run, thing: Thing, args: list[Any], named: dict[str, Any], 
         for key, value in named.items():
             thing.set(key, value, places.get(key, thing.place))
         python_models.note_trainer(run, thing)
+    run.things.append(thing)
     return thing
 
 

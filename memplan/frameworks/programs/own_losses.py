@@ -4,10 +4,12 @@ import ast
 import re
 from functools import partial
 
+from memplan.frameworks.asking import WRITE
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Class, Thing
 from memplan.frameworks.trl.methods import method_of
+from memplan.units import ceil_div
 
 LOSS_PARTS = ("compute_loss", "training_step", "forward", "get_batch_loss_metrics", "concatenated_forward", "dpo_loss")
 """Methods of a trainer that a subclass changes the loss with."""
@@ -98,6 +100,8 @@ def _scored(own: Class, models: list[Thing]) -> int:
     return min(_forwards(body), 2) if one and models and PAIRS.search(body) and not OTHERS.search(body) else 0
 
 
+ROWS = re.compile(r"SequenceClassification")
+"""Classes whose head scores a row."""
 CLASSES = re.compile(r"(?:Sequence|Token)Classification|MultipleChoice")
 OTHERS_OF_CLASSES = re.compile(
     r"(?i)hidden_states|ref_model|reference|teacher|generate\(|lm_head|chosen|reject|pair|margin|reward|_[jk]\b|[jk]idx"
@@ -126,6 +130,15 @@ def _of_pairs(trainer: Thing, passes: int, draft: Draft) -> None:
     draft.unread[:] = [each for each in draft.unread if each.decides != "method"]
 
 
+def _of_rows(trainer: Thing, draft: Draft) -> None:
+    """A head for classes scores each row, as a reward's does two rows of each pair: half as many pairs are counted."""
+    _of_pairs(trainer, 1, draft)
+    for key in ("batch_size", "eval_batch_size"):
+        if isinstance(rows := draft.values.get(key), int):
+            draft.values[key] = ceil_div(rows, 2)
+    draft.remarks.append(f"{trainer.place}: a head for classes is counted as a reward's, of half as many pairs")
+
+
 def put_losses(trainer: Thing, models: list[Thing], draft: Draft) -> None:
     """A subclass with a loss of its own, a loss as a function, an optimizer that the program makes."""
     own, by = trainer.own, TRAINERS[trainer.last]
@@ -134,8 +147,9 @@ def put_losses(trainer: Thing, models: list[Thing], draft: Draft) -> None:
     passes = _scored(own, models) if by == "transformers" and own and changed == "compute_loss" else 0
     if own and changed == "compute_loss" and not passes and _of_classes(own, models):
         changed = ""
-    if passes:
-        draft.finishers["pairs"] = partial(_of_pairs, trainer, passes)
+    rows = by == "transformers" and bool(models) and all(ROWS.search(str(each.values["class"])) for each in models)
+    if passes or (rows and not changed):
+        draft.finishers["pairs"] = partial(_of_pairs, trainer, passes) if passes else partial(_of_rows, trainer)
     elif changed and trainer.own is not None:
         method = trainer.own.method(changed)
         where = f"{method.path}, line {method.node.lineno}" if method else str(trainer.place)
@@ -145,7 +159,7 @@ def put_losses(trainer: Thing, models: list[Thing], draft: Draft) -> None:
         )
         if by == "transformers" and of not in ("", "sft"):  # a DPOTrainer of its own: other models, other rows
             why = f"{name} trains by {of} with code of its own"
-            draft.warn(changed, where, why, "method", "write its job in memplan's keys")
+            draft.warn(changed, where, why, "method", WRITE)
         else:
             draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read", "loss")
     if trainer.values.get("compute_loss_func") is not None:

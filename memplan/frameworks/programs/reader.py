@@ -7,27 +7,26 @@ for options it has not, the command that its own text shows is taken, and said.
 
 import ast
 import posixpath
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.asking import COMMANDS, LORA, OF_COMMAND, model_hint, started_by
+from memplan.frameworks.asking import COMMANDS, LORA, OF_COMMAND, WRITE, model_hint, started_by
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Origin
 from memplan.frameworks.documents import Document, document_of
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.launch import Launch, put_allocator
 from memplan.frameworks.local_models import is_folder
+from memplan.frameworks.programs.cuts import put_length
 from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS
 from memplan.frameworks.programs.launch import started, with_options
 from memplan.frameworks.programs.models import TRAINERS, things
 from memplan.frameworks.programs.reading import read_training
-from memplan.frameworks.programs.run import MAX_STEPS, Known, Run
-from memplan.frameworks.programs.text import SHORTER, Program, program_of
-from memplan.frameworks.programs.values import OPTION, Place, Thing, Unknown, root_of
+from memplan.frameworks.programs.run import Known, Run
+from memplan.frameworks.programs.text import Program, program_of
+from memplan.frameworks.programs.values import OPTION, Thing, root_of
 from memplan.frameworks.starters import commands_in, starter_of
 from memplan.frameworks.transformers import read_launcher
 from memplan.spec.allocator import VARIABLES
@@ -141,13 +140,11 @@ def _without_trainer(document: Document, program: Program, draft: Draft) -> None
     other = next(_others(program), None)
     if other is not None:
         why = "is made where nothing is followed to" if other[1] in TRAINERS else "is a trainer that is not read"
-        raise NotKnown(f"{other[0]}: {other[1]} {why}", "write its job in memplan's keys")
+        raise NotKnown(f"{other[0]}: {other[1]} {why}", WRITE)
     loop = next(_loops(program), None)
     if loop is None:
         raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
-    raise NotKnown(
-        f"{loop}: a training loop of the program's own, which is not read", "write its job in memplan's keys"
-    )
+    raise NotKnown(f"{loop}: a training loop of the program's own, which is not read", WRITE)
 
 
 def _need_sharding(run: Run, draft: Draft) -> None:
@@ -208,51 +205,6 @@ def _loops(program: Program) -> Iterator[str]:
 
 
 FRAMEWORK = Framework("python", "Python", "", recognise, read, extends=("transformers", "trl"), follows=True)
-
-
-SOURCE, TARGET = re.compile(r"(?i)source|prompt|question"), re.compile(r"(?i)target|answer|response|completion")
-"""What bounds of a row's two halves are called, which a causal model reads as one."""
-ENCODERS = re.compile(r"(?i)t5|bart|pegasus|marian|opus-mt")
-"""Names of models that read one half and write the other."""
-BY_TOKENIZER = "model_max_length"
-MAX_ASIDE = 20_000
-"""Steps in functions that nothing calls."""
-
-
-def put_length(run: Run, method: str, draft: Draft) -> None:
-    """The longest that the program cuts at, where no argument of the trainer says it; asked for where none is known."""
-    asked = any(each.asks == "sequence_length" for each in draft.unread)
-    if asked or "sequence_length" in draft.given or "sequence_length" in draft.values:
-        return
-    cuts = _cuts(run)
-    cuts = [each for each in cuts if each[2] != BY_TOKENIZER] or cuts  # rows are cut before it, if it cuts any
-    found = {value: place for value, place, _ in cuts if isinstance(value, int) and not isinstance(value, bool)}
-    if found:
-        longest, why = max(found), f"{found[max(found)]}: max_length"
-        bounds = [(value, text) for value, _, text in cuts if isinstance(value, int)]
-        halves = [max((value for value, text in bounds if part.search(text)), default=0) for part in (SOURCE, TARGET)]
-        if all(halves) and not ENCODERS.search(str(draft.options.get("model") or draft.values.get("model"))):
-            longest, why = sum(halves), f"{found[longest]}: {halves[0]} and {halves[1]} of one row"
-        draft.put("sequence_length", longest, Origin(FILE, why))
-        return
-    unknown = next(((value, place) for value, place, _ in cuts if isinstance(value, Unknown)), None)
-    what = f"the tokenizer cuts at {unknown[0].text}" if unknown else "nothing in the program says how long its data is"
-    draft.ask("sequence_length", str(unknown[1]) if unknown else run.start, what)
-
-
-def _cuts(run: Run) -> Sequence[tuple[Any, Place, str]]:
-    """Where rows are cut; of a training also in functions that nothing calls, but a library may."""
-    most = min(run.steps + MAX_ASIDE, MAX_STEPS - MAX_ASIDE)
-    todo = run.functions[:200] if run.trainers and not run.gone_aside else ()
-    run.aside = run.gone_aside = True
-    try:
-        for found in todo:
-            if id(found.node) not in run.done and run.steps < most:
-                run.invoke(found, [], {}, Place(found.path, found.node.lineno))
-    except RecursionError:
-        raise InvalidJob(f"{run.path}: nested deeper than is followed", SHORTER) from None
-    run.aside = False
-    return run.lengths
 
 
 TOP_LINES = 150

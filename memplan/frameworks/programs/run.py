@@ -68,7 +68,7 @@ class Run(Statements):
         """Whether the program asks which card it has, or how many."""
         self.trainers: list[Thing] = []
         self.things: list[Thing] = []
-        """Objects that calls of libraries make, but models and trainers, in their order."""
+        """Objects of libraries, but models and trainers, and of the program's own classes, in their order."""
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""
         self.stack: list[ast.AST] = []
