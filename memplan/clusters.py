@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.presets import presets_dir
-from memplan.spec.hardware import Cluster
+from memplan.spec.gpu import Cluster
 from memplan.yaml_lines import fields_of, read_yaml
 
 

@@ -10,7 +10,7 @@ from memplan.clusters import load_clusters
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.resolve import resolve
-from memplan.spec.hardware import Cluster
+from memplan.spec.gpu import Cluster
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.units import GiB

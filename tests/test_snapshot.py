@@ -16,8 +16,7 @@ from memplan.errors import UsageError
 from memplan.render.snapshot_svg import measured, snapshot_svg
 from memplan.resolve import resolve
 from memplan.snapshot.explaining import explain
-from memplan.snapshot.reading import read_snapshot
-from memplan.snapshot.unpickling import read_plain
+from memplan.snapshot.reading import read_plain, read_snapshot
 from memplan.spec.reading import read_job
 from memplan.units import MiB
 
@@ -237,7 +236,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: Any) -> None:
         with pytest.raises(UsageError):
             read_plain(path)
     (tmp_path / "large").write_bytes(b"x" * 100)
-    monkeypatch.setattr("memplan.snapshot.unpickling.LARGEST", 50)
+    monkeypatch.setattr("memplan.snapshot.reading.LARGEST", 50)
     with pytest.raises(UsageError, match="at most are read"):
         read_plain(str(tmp_path / "large"))
 

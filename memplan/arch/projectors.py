@@ -9,8 +9,17 @@ from collections.abc import Callable
 
 from memplan.arch import patch_towers, tile_towers, tower_kinds, towers
 from memplan.arch.config import Config
-from memplan.arch.projector_keys import Made, assemble, deepest, feature_layers, integer, pinpoints, square, two_linears
-from memplan.arch.resamplers import idefics2
+from memplan.arch.projector_keys import (
+    Made,
+    assemble,
+    deepest,
+    feature_layers,
+    idefics2,
+    integer,
+    pinpoints,
+    square,
+    two_linears,
+)
 from memplan.arch.towers import Encoder
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Linear, Norm, Part

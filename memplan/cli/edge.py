@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from memplan.cli.characters import HANDLER
+from memplan.cli.output import HANDLER
 from memplan.errors import EXIT_BUG, EXIT_USAGE, MemplanError, printable
 from memplan.lang import said
 

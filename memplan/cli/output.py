@@ -1,14 +1,52 @@
-"""Where a command's result goes, and in which form: one way for all commands."""
+"""Where a command's result goes, and in which form: one way for all commands; and what stands for a character that a
+terminal's encoding has not."""
 
+import codecs
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memplan.cli.characters import HANDLER
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import UsageError, did_you_mean, printable, printable_json
 from memplan.lang import ENGLISH, use
+
+INSTEAD = {
+    "×": "x",
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "…": "...",
+    "≥": ">=",
+    "≤": "<=",
+    "≈": "~",
+    "→": "->",
+    "·": ".",
+    "\u00a0": " ",
+    "“": '"',
+    "”": '"',
+    "‘": "'",
+    "’": "'",
+    "│": "|",
+    "─": "-",
+    "└": "|",
+    "◀": "<",
+    **dict.fromkeys("█▉▊▋▌", "#"),
+    **dict.fromkeys("▍▎▏", ""),
+}
+HANDLER = "memplan"
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    """As codecs call it: the replacement, and where to go on."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = error.object[error.start : error.end]
+    return "".join(INSTEAD.get(char, "?") for char in found), error.end
+
+
+codecs.register_error(HANDLER, _replaced)
+
 
 if TYPE_CHECKING:
     from memplan.render.blocks import View

@@ -149,7 +149,7 @@ def _enter_pipeline(ledger: Ledger, parts: Parts) -> None:
 def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
     if parts.recipe.zero_stage >= 0:
         if not parts.recipe.evaluating:
-            from memplan.engine.parallel.zero.rows import enter_zero
+            from memplan.engine.parallel.zero.buckets import enter_zero
 
             enter_zero(ledger, parts.recipe, _stepped(parts), parts.last_backward, parts.first_backward)
         elif parts.recipe.zero_stage == 3:
@@ -157,7 +157,7 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
 
             enter_lasting(ledger, parts.recipe, parts.weights)
         if parts.recipe.zero_stage == 3:
-            from memplan.engine.parallel.zero.rows import enter_whole_weights
+            from memplan.engine.parallel.zero.buckets import enter_whole_weights
 
             enter_whole_weights(ledger, parts.recipe, parts.passes)
     else:
@@ -177,7 +177,7 @@ def _enter_steps(ledger: Ledger, parts: Parts) -> None:
     if recipe.others.critic is not None and _apart(recipe):
         enter(ledger, recipe, parts.critic_weights, CRITIC_STEP)
         if recipe.zero_stage >= 0:
-            from memplan.engine.parallel.zero.rows import enter_zero
+            from memplan.engine.parallel.zero.buckets import enter_zero
 
             enter_zero(ledger, recipe, parts.critic_weights, CRITIC, CRITIC)
 

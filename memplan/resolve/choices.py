@@ -7,9 +7,8 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.packing import sequences_of
 from memplan.resolve.phases import EvalSizes
 from memplan.spec.allocator import Allocator
-from memplan.spec.gpu import Gpu
+from memplan.spec.gpu import Cluster, Gpu, Hardware
 from memplan.spec.groups import Batch, ImageBatch
-from memplan.spec.hardware import Cluster, Hardware
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.families import MASK_AS_GIVEN

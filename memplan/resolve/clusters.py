@@ -4,7 +4,7 @@ from memplan.clusters import find_cluster
 from memplan.errors import InvalidJob
 from memplan.gpus import LOCAL, find_gpu
 from memplan.resolve.notes import Notes
-from memplan.spec.hardware import Cluster
+from memplan.spec.gpu import Cluster
 from memplan.spec.job import Job
 
 

@@ -2,16 +2,66 @@
 
 ``torch.cuda.memory._dump_snapshot`` (torch 2.1 to 2.13) writes the segments as they were at the end, and for each
 device the last events before that. So the recording's start is found by undoing the events from the end.
+Of its pickle nothing is imported, called or built.
 """
 
+import io
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from memplan.engine.allocator.recorded import ALLOC, FREE, OOM, RELEASE, SEGMENT, Action, Recording, Segment, Used
 from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings
 from memplan.errors import UsageError, printable
-from memplan.snapshot.unpickling import HINT, read_plain
-from memplan.units import MiB
+from memplan.units import MiB, format_bytes
+
+LARGEST = 256 * MiB
+"""Of a file; a snapshot of 100,000 events with Python's stacks takes some 50 MiB."""
+HINT = "name what torch.cuda.memory._dump_snapshot wrote"
+
+
+class ForeignObject(pickle.UnpicklingError):
+    """A pickle asks for more than plain containers."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """dict, list, tuple, str, bytes, numbers, None: the unpickler's own. Whatever has a name is refused."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        """No class, function or module is looked up."""
+        raise ForeignObject(f"it asks for {printable(f'{module}.{name}'[:60])}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        """Nor anything outside the file."""
+        raise ForeignObject("it refers to objects outside the file")
+
+
+def read_plain(path: str) -> Any:
+    """What a pickle holds. Raises UsageError for a file that is too large, no pickle, or more than plain containers."""
+    name = printable(path)
+    try:
+        file = Path(path)
+        size = file.stat().st_size
+        if not file.is_file():
+            raise UsageError(f"{name}: no file", HINT)
+        if size > LARGEST:
+            most = format_bytes(LARGEST)
+            raise UsageError(
+                f"{name}: {format_bytes(size)}, and {most} at most are read", "record with stacks='python'"
+            )
+        with open(file, "rb") as opened:
+            data = opened.read(LARGEST)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "no such path"
+        raise UsageError(f"{name}: cannot be read: {why}", HINT) from None
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except ForeignObject as error:
+        raise UsageError(f"{name}: no plain data: {error}; nothing of it was run", HINT) from None
+    except Exception as error:  # a broken pickle raises whatever its last opcode ran into
+        raise UsageError(f"{name}: no pickle: {printable(str(error))[:80] or type(error).__name__}", HINT) from None
+
 
 KINDS = {"alloc": ALLOC, "free_completed": FREE, "segment_alloc": SEGMENT, "segment_map": SEGMENT,
          "segment_free": RELEASE, "segment_unmap": RELEASE, "oom": OOM}  # fmt: skip

@@ -10,7 +10,7 @@ from memplan.spec.allocator import Allocator
 from memplan.spec.base import Frozen
 from memplan.spec.deepspeed import DeepSpeed
 from memplan.spec.fsdp import Ddp, Fsdp
-from memplan.spec.hardware import Cluster
+from memplan.spec.gpu import Cluster
 from memplan.spec.lengths import Lengths, in_full
 from memplan.spec.lora import Lora, module_names
 from memplan.spec.megatron import Megatron

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from memplan.spec.generation import Generator
+from memplan.spec.gpu import Hardware
 from memplan.spec.groups import (
     Batch,
     Checkpointing,
@@ -20,7 +21,6 @@ from memplan.spec.groups import (
     Sharding,
     Storage,
 )
-from memplan.spec.hardware import Hardware
 from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec

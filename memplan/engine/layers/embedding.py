@@ -7,10 +7,10 @@ alive until it returns, whoever else needs it.
 from collections.abc import Callable
 from functools import lru_cache
 
-from memplan.engine.before_layers import FrontTrace
 from memplan.engine.layers.hyper_connections import opened
 from memplan.engine.layers.lora import adapted_embedding, merged_rows
 from memplan.engine.layers.modules import Mode, Pass, norm, project
+from memplan.engine.pass_plan import FrontTrace
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Node, Tensor
 from memplan.engine.tape.tags import Dim

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from memplan.engine.before_layers import TowerTrace
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head
 from memplan.engine.megatron.activations import enter_activations, layer_instants
@@ -17,12 +16,13 @@ from memplan.engine.megatron.stages import Chunk, chunks_of
 from memplan.engine.megatron.states import enter_states
 from memplan.engine.megatron.steps import Held
 from memplan.engine.megatron.weights import Share, padded_vocabulary, rank_shares, with_adapters
+from memplan.engine.pass_plan import TowerTrace
 from memplan.engine.rollouts import enter_rollout
 from memplan.spec.lora import EMBEDDING
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
-    from memplan.engine.before_layers import TowerTrace
+    from memplan.engine.pass_plan import TowerTrace
 
 STEP = "step.optimizer"
 PASS = "policy"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memplan.engine.megatron.adapters import Product, product
 from memplan.engine.megatron.weights import padded_vocabulary
-from memplan.spec.hardware import Hardware
+from memplan.spec.gpu import Hardware
 from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
 from memplan.spec.parts import Bare, Linear

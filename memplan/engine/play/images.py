@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from memplan.engine.before_layers import keys_of_images
 from memplan.engine.layers.gemma4_layer import rows_of_table
 from memplan.engine.layers.shared_inputs import CROSS_MASK, MEMORY, ROWS
 from memplan.engine.layers.vision.mllama_tower import crossed
@@ -14,6 +13,7 @@ from memplan.engine.layers.vision.tower_ends import TowerPlan, embedded_patches,
 from memplan.engine.layers.vision.tower_trace import CAPTURED
 from memplan.engine.layers.vision.vit_block import block_mask, keeps_mask, rotary_tables
 from memplan.engine.losses.heads import INSIDE
+from memplan.engine.pass_plan import keys_of_images
 from memplan.engine.play.weights import ModelPass
 from memplan.engine.tape.graph import Node, Tensor, dissolve
 from memplan.engine.tape.tags import Dim

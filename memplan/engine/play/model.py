@@ -4,13 +4,12 @@ The locals of ``forward`` live as in ``LlamaModel.forward`` and its kin (transfo
 masks and rotary tables until it returns, and as long as nodes or checkpoints hold them.
 """
 
-from memplan.engine.before_layers import keys_of_images
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.moe.load_balancing_loss import handing
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
 from memplan.engine.losses.tail import tail_forward
 from memplan.engine.parallel.sequence import scattered
-from memplan.engine.pass_plan import PassPlan
+from memplan.engine.pass_plan import PassPlan, keys_of_images
 from memplan.engine.play.beside_layers import beside_layers
 from memplan.engine.play.checkpoints import Again, catching
 from memplan.engine.play.sharding import Sharding

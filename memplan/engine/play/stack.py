@@ -7,9 +7,8 @@ from one moment of the pass to another, and is a row of its own: the tags that a
 
 from typing import NamedTuple
 
-from memplan.engine.before_layers import keys_of_images
 from memplan.engine.layers.shared_inputs import CROSS_MASK, MEMORY
-from memplan.engine.pass_plan import PassPlan
+from memplan.engine.pass_plan import PassPlan, keys_of_images
 from memplan.engine.play.model import PassRun
 from memplan.engine.play.pieces import FoldedTape
 from memplan.engine.play.sharding import Sharding

@@ -2,10 +2,9 @@
 
 from functools import lru_cache
 
-from memplan.engine.before_layers import keys_of_images
 from memplan.engine.layers.modules import Mode
 from memplan.engine.losses.heads import NO_HEAD
-from memplan.engine.pass_plan import PassPlan
+from memplan.engine.pass_plan import PassPlan, keys_of_images
 from memplan.engine.play.cut import Cut, Played
 from memplan.engine.play.encoder_decoder import TwoStacks
 from memplan.engine.play.stack import Reached, StackRun, StackTape

@@ -1,9 +1,9 @@
 """Rows of what older classes keep beside their layers: positions and norms of the embedding, tables, probabilities; and
 of what Gemma 4's class with images makes before its tower runs: rows of a table for the inputs of all layers."""
 
-from memplan.engine.before_layers import NO_FRONT
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.sharding import KeptGradients
+from memplan.engine.pass_plan import NO_FRONT
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
 

@@ -1,8 +1,8 @@
 """Rows outside the layers: the embedding's gradient, masks and rotary tables, the batch itself."""
 
-from memplan.engine.before_layers import keys_of_images
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.sharding import KeptGradients
+from memplan.engine.pass_plan import keys_of_images
 from memplan.engine.passes import TracedPass
 from memplan.engine.rows.embedding import enter_beside_images, enter_front, enter_front_backward, enter_probabilities
 from memplan.engine.rows.outputs import scored

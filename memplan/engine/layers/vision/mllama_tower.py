@@ -8,11 +8,11 @@ blocks are never checkpointed. Layers of the language model read what the projec
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from memplan.engine.before_layers import TowerTrace
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.vision.patch_embedding import as_leaf, convolved
 from memplan.engine.layers.vision.tower_ends import Made, TowerPlan, peak, run_back, start
 from memplan.engine.layers.vision.vit_block import TILES, vit_block
+from memplan.engine.pass_plan import TowerTrace
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim

@@ -7,10 +7,10 @@ backward after theirs, while the gradient of the embedded sequence waits.
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from memplan.engine.before_layers import TowerTrace
 from memplan.engine.layers.modules import Pass
 from memplan.engine.layers.vision.tower_ends import Piece, TowerPlan, front, passes, start, tail
 from memplan.engine.layers.vision.vit_block import block_mask, keeps_mask, rotary_tables
+from memplan.engine.pass_plan import TowerTrace
 from memplan.engine.traces import LayerTrace, trace_layer
 
 CAPTURED = ("llava", "anyres")

@@ -1,4 +1,5 @@
-"""Gradients and buffers of backward in DeepSpeed's stages 0 to 2 and BF16_Optimizer.
+"""Gradients and buffers of backward in DeepSpeed's stages 0 to 2 and BF16_Optimizer; and the rows of each backward, put
+together for every stage.
 
 deepspeed 0.19 runtime/zero/stage_1_and_2.py (``process_gradients``, ``reduce_ipg_grads``, ``average_tensor``),
 runtime/engine.py (``allreduce_no_retain``), runtime/bf16_optimizer.py. Run on CPU: tests/with_torch/test_deepspeed.py.
@@ -7,6 +8,7 @@ runtime/engine.py (``allreduce_no_retain``), runtime/bf16_optimizer.py. Run on C
 from collections.abc import Iterable, Sequence
 
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.sharding import takes_gradients
 from memplan.engine.parallel.zero.flat_groups import (
     Group,
     fills,
@@ -16,8 +18,10 @@ from memplan.engine.parallel.zero.flat_groups import (
     owned_elements,
     sizes_in_order,
 )
-from memplan.engine.parallel.zero.stage3 import enter_norms
+from memplan.engine.parallel.zero.selective import enter_selected
+from memplan.engine.parallel.zero.stage3 import enter_gathered, enter_left, enter_norms, enter_zero3
 from memplan.engine.parallel.zero.states import weight_itemsize
+from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
@@ -181,3 +185,43 @@ def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: Sequence[Group]
         why="buckets of 500 million elements and what crosses it, flattened unless one tensor fills them",
         source="deepspeed 0.19 runtime/engine.py: allreduce_no_retain, allreduce_bucket",
     )
+
+
+Stage = tuple[TracedPass, str]
+
+
+def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str, first: str) -> None:
+    """The rows of the reductions in backward, from the pass ``first`` to ``name``, of the engine that holds
+    ``weights``."""
+    born, end = first_gradient(ledger, weights, first), f"{name}.reduce"
+    end = end if end in ledger.index else f"{name}.embedding-backward"
+    if recipe.zero_stage == 3:
+        enter_zero3(ledger, recipe, weights, born, name)
+    else:
+        enter_buffers_of_zero(ledger, recipe, weights, born, end, takes_gradients(recipe))
+        enter_selected(ledger, recipe, weights, born)
+
+
+def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Iterable[Stage]) -> None:
+    """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too."""
+    sharded = {model.role for model in recipe.others.residents if model.sharded}
+    stages = list(passes)
+    backwards = {traced.plan.name for traced, point in stages if point == "backward"}
+    beside = {model.role for model in recipe.others.residents}
+    waiting: TracedPass | None = None
+    for traced, point in stages:
+        name = traced.plan.name
+        if name in beside and waiting is not None:
+            enter_left(ledger, recipe, waiting, traced.forward_instants())
+        elif name in backwards:
+            waiting = traced if point == "forward" else None
+        if name not in beside or name in sharded:
+            enter_gathered(ledger, recipe, traced, point, name in backwards)
+
+
+def first_gradient(ledger: Ledger, weights: list[Weight], name: str) -> str:
+    """The instant from which on a gradient has come: after the head's backward, or within the last layer's."""
+    outer = any(weight.trained and weight.unit in ("head", "norm") for weight in weights)
+    last = f"{name}.last-layer-backward"
+    layer = last if last in ledger.index else ledger.after(f"{name}.final-norm-backward")
+    return ledger.after(f"{name}.head-backward") if outer else layer
