@@ -23,6 +23,11 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+def pairs_of(text: str) -> dict[str, str]:
+    """``name=meaning`` of each word of a text; a word alone means itself."""
+    return {name: meaning if sign else name for name, sign, meaning in (word.partition("=") for word in text.split())}
+
+
 def by_word(table: Mapping[str, str]) -> dict[str, str]:
     """The row of every word in a table's texts: of many names that mean one thing."""
     return {word: meaning for meaning, words in table.items() for word in words.split()}

@@ -12,19 +12,12 @@ from typing import Any
 from memplan.callback.adapters import DTYPES, read_lora
 from memplan.errors import InvalidJob
 from memplan.spec.allocator import VARIABLES, read_conf
+from memplan.units import pairs_of
 
-METHODS_BY_CONFIG = {
-    "SFTConfig": "sft",
-    "RewardConfig": "reward",
-    "DPOConfig": "dpo",
-    "KTOConfig": "kto",
-    "ORPOConfig": "orpo",
-    "CPOConfig": "cpo",
-    "PPOConfig": "ppo",
-    "GRPOConfig": "grpo",
-    "RLOOConfig": "rloo",
-    "OnlineDPOConfig": "online-dpo",
-}
+METHODS_BY_CONFIG = pairs_of(
+    """SFTConfig=sft RewardConfig=reward DPOConfig=dpo KTOConfig=kto ORPOConfig=orpo CPOConfig=cpo PPOConfig=ppo
+    GRPOConfig=grpo RLOOConfig=rloo OnlineDPOConfig=online-dpo"""
+)
 """Class of TRL's arguments -> method."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},

@@ -13,7 +13,7 @@ from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.hugging_face.precision import settle
 from memplan.frameworks.shipped import open_config
-from memplan.units import words_of
+from memplan.units import pairs_of, words_of
 
 AUTO = "auto"
 HARMLESS = words(
@@ -32,15 +32,7 @@ WHERE_ENABLED = {
     "compile": ("deepcompile", "DeepCompile is not modelled"),
 }
 """Sections that bear where this key of theirs is on."""
-OPTIMIZERS = {
-    "adam": "adamw",
-    "adamw": "adamw",
-    "fusedadam": "adamw",
-    "deepspeedcpuadam": "adamw",
-    "lion": "lion",
-    "sgd": "sgd",
-    "muon": "muon",
-}
+OPTIMIZERS = pairs_of("adam=adamw adamw fusedadam=adamw deepspeedcpuadam=adamw lion sgd muon")
 
 
 def recognise(document: Document) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.launch import Launch, launch_of
 from memplan.frameworks.processes import VISIBLE
-from memplan.units import ceil_div
+from memplan.units import ceil_div, pairs_of
 
 _HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16"}
 DTYPES = {**_HALF, "auto": "auto", "float32": "fp32", "float": "fp32", "fp32": "fp32"}
@@ -31,36 +31,18 @@ _FLAGS = ("enforce_eager",)
 _SHARES = ("gpu_memory_utilization", "mem_fraction_static")
 _TEXTS = ("logprobs_mode", "engine_version")
 
-VLLM: Mapping[str, str] = {
-    "tensor_parallel_size": "tensor_parallel",
-    "data_parallel_size": "data_parallel",
-    "pipeline_parallel_size": "pipeline_parallel",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "kv_cache_memory_bytes": "kv_cache_memory",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_dtype",
-    "quantization": "quantization",
-    "enforce_eager": "enforce_eager",
-    "logprobs_mode": "logprobs_mode",
-}
+VLLM = pairs_of(
+    """tensor_parallel_size=tensor_parallel data_parallel_size=data_parallel pipeline_parallel_size=pipeline_parallel
+    gpu_memory_utilization max_model_len max_num_seqs max_num_batched_tokens kv_cache_memory_bytes=kv_cache_memory
+    dtype kv_cache_dtype=kv_dtype quantization enforce_eager logprobs_mode"""
+)
 """vLLM's own arguments -> keys of ``rollout``."""
-SGLANG: Mapping[str, str] = {
-    "tp_size": "tensor_parallel",
-    "dp_size": "data_parallel",
-    "pp_size": "pipeline_parallel",
-    "ep_size": "expert_parallel",
-    "mem_fraction_static": "mem_fraction_static",
-    "context_length": "max_model_len",
-    "max_running_requests": "max_num_seqs",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_dtype",
-    "quantization": "quantization",
-    "disable_cuda_graph": "enforce_eager",
-}
+SGLANG = pairs_of(
+    """tp_size=tensor_parallel dp_size=data_parallel pp_size=pipeline_parallel ep_size=expert_parallel
+    mem_fraction_static context_length=max_model_len max_running_requests=max_num_seqs
+    chunked_prefill_size=max_num_batched_tokens dtype kv_cache_dtype=kv_dtype quantization
+    disable_cuda_graph=enforce_eager"""
+)
 """SGLang's."""
 FELT = (
     "speculative_config", "speculative_algorithm", "cpu_offload_gb", "hf_overrides", "rope_scaling", "load_in_4bit",

@@ -8,6 +8,7 @@ from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.draft import FILE, Draft, Origin
 from memplan.frameworks.shell.reader import Command, Word, options_of, scalar
 from memplan.spec.allocator import VARIABLES, read_conf
+from memplan.units import pairs_of
 
 WRAPPERS = words(
     """srun env nohup time exec sudo uv uvx poetry run bash sh mpirun mpiexec orterun horovodrun ray numactl taskset
@@ -16,19 +17,11 @@ WRAPPERS = words(
 """What may stand before a launcher."""
 PROGRAMS = ("trl", "axolotl", "llamafactory-cli", "lmf", "litgpt", "swift", "megatron", "xtuner", "tune", "rl", "sft")
 """Programs that start by themselves."""
-LAUNCHERS = {
-    "torchrun": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "accelerate": "accelerate",
-    "accelerate.commands.launch": "accelerate",
-    "deepspeed": "deepspeed",
-    "deepspeed.launcher.runner": "deepspeed",
-    "composer": "composer",
-    "composer.cli.launcher": "composer",
-    "python": "python",
-    "python3": "python",
-}
+LAUNCHERS = pairs_of(
+    """torchrun torch.distributed.run=torchrun torch.distributed.launch=torchrun accelerate
+    accelerate.commands.launch=accelerate deepspeed deepspeed.launcher.runner=deepspeed composer
+    composer.cli.launcher=composer python python3=python"""
+)
 
 
 @dataclass(frozen=True)

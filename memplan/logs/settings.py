@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memplan.units import words_of
+from memplan.units import pairs_of, words_of
 
 WORDS = ("llm engine", "server_args=", "non-default args", "args: namespace(", "api server version", "  version ",
          "starting to load model", "flashinfer for top-p")  # fmt: skip
@@ -40,17 +40,9 @@ _VALUE = r"""(?:=|: )(?:'([^'\n]{1,400})'|"([^"\n]{1,400})"|([^\s,)}\]]{1,60}))"
 _PATTERNS = {key: re.compile(rf"\b(?<!_)(?:{'|'.join(names)})['\"]?{_VALUE}") for key, names in _KEYS.items()}
 _STARTED = re.compile(r"Starting to load model ([^\s]{1,400}?)\.\.\.")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-QUANTIZATIONS = {
-    "fp8": "fp8",
-    "awq": "awq",
-    "awq_marlin": "awq",
-    "gptq": "gptq",
-    "gptq_marlin": "gptq",
-    "bitsandbytes": "nf4",
-    "mxfp4": "mxfp4",
-    "gpt_oss_mxfp4": "mxfp4",
-    "modelopt_fp4": "nvfp4",
-}
+QUANTIZATIONS = pairs_of(
+    """fp8 awq awq_marlin=awq gptq gptq_marlin=gptq bitsandbytes=nf4 mxfp4 gpt_oss_mxfp4=mxfp4 modelopt_fp4=nvfp4"""
+)
 _WHOLE = words_of("tensor_parallel pipeline_parallel data_parallel max_model_len max_num_seqs max_num_batched_tokens")
 _SHARES = ("gpu_memory_utilization", "mem_fraction_static")
 

@@ -7,7 +7,7 @@ from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import FLOAT8, PRECISIONS
 from memplan.tables.quantizations import QUANTIZATIONS
 from memplan.tables.trainers import TRAINERS
-from memplan.units import by_word, words_of
+from memplan.units import by_word, pairs_of, words_of
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "method": tuple(METHODS),
@@ -85,25 +85,13 @@ _SPELLINGS = {
 SYNONYMS = {key: by_word(spellings) for key, spellings in _SPELLINGS.items()}
 """Other spellings that users bring."""
 
-ALIASES: dict[str, str] = {
-    "b": "batch_size",
-    "per_device_train_batch_size": "batch_size",
-    "micro_batch_size": "batch_size",
-    "train_micro_batch_size_per_gpu": "batch_size",
-    "max_length": "sequence_length",
-    "max_seq_length": "sequence_length",
-    "cutoff_len": "sequence_length",
-    "sequence_len": "sequence_length",
-    "model_name_or_path": "model",
-    "base_model": "model",
-    "tp": "tensor_parallel",
-    "pp": "pipeline_parallel",
-    "cp": "context_parallel",
-    "ep": "expert_parallel",
-    "gpus": "num_gpus",
-    "recompute": "gradient_checkpointing",
-    "per_device_eval_batch_size": "eval_batch_size",
-}
+ALIASES = pairs_of(
+    """b=batch_size per_device_train_batch_size=batch_size micro_batch_size=batch_size
+    train_micro_batch_size_per_gpu=batch_size max_length=sequence_length max_seq_length=sequence_length
+    cutoff_len=sequence_length sequence_len=sequence_length model_name_or_path=model base_model=model
+    tp=tensor_parallel pp=pipeline_parallel cp=context_parallel ep=expert_parallel gpus=num_gpus
+    recompute=gradient_checkpointing per_device_eval_batch_size=eval_batch_size"""
+)
 """Names that other tools give to a key."""
 
 TRAINING_ONLY = frozenset(

@@ -1,21 +1,12 @@
 """Fields of PEFT's LoraConfig (peft 0.21 tuners/lora/config.py): a job's names for them, those without effect on
 memory, those that are not modelled."""
 
-FIELDS = {
-    "target_modules": "targets",
-    "exclude_modules": "exclude_modules",
-    "layers_to_transform": "layers_to_transform",
-    "rank_pattern": "rank_pattern",
-    "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
-    "use_rslora": "rslora",
-    "use_dora": "dora",
-    "r": "r",
-    "bias": "bias",
-    "lora_bias": "lora_bias",
-    "modules_to_save": "modules_to_save",
-    "trainable_token_indices": "trainable_token_indices",
-}
+from memplan.units import pairs_of
+
+FIELDS = pairs_of(
+    """target_modules=targets exclude_modules layers_to_transform rank_pattern lora_alpha=alpha lora_dropout=dropout
+    use_rslora=rslora use_dora=dora r bias lora_bias modules_to_save trainable_token_indices"""
+)
 """Field: key of a job's ``lora``."""
 ADAPTER = "adapter_config.json"
 """What PEFT saves a config as, beside its adapters."""

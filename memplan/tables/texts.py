@@ -1,7 +1,11 @@
 """Tables that are text: a file beside the module that reads it, with its name and ``.txt``."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
+
+from memplan.units import pairs_of
 
 
 def lines_of(module: str) -> list[str]:
@@ -30,3 +34,15 @@ def rows_of(text: str) -> dict[str, str]:
 def texts_by_name(module: str) -> dict[str, str]:
     """Its rows, of a text without headings."""
     return rows_of("\n".join(lines_of(module)))
+
+
+def values_of(text: str) -> dict[str, Any]:
+    """``name=value`` of each word of a text: JSON's numbers, lists, true, false and null; any other is itself."""
+    return {name: _value(word) for name, word in pairs_of(text).items()}
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word

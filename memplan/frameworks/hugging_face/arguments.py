@@ -18,19 +18,15 @@ from memplan.frameworks.hugging_face.switches import (
 )
 from memplan.frameworks.row_making import read_rows
 from memplan.tables.optimizers import find_optimizer
-from memplan.tables.texts import parts_of
+from memplan.tables.texts import parts_of, values_of
 from memplan.tables.trainers import TRAINERS
 
 _PARTS = parts_of(__file__)
 
-DEFAULTS: dict[str, Any] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "fp16": False,
-    "optim": "adamw_torch_fused",
-}
+DEFAULTS: dict[str, Any] = values_of(
+    """per_device_train_batch_size=8 gradient_accumulation_steps=1 gradient_checkpointing=false bf16=false fp16=false
+    optim=adamw_torch_fused"""
+)
 """transformers 5."""
 OLD_DEFAULTS = DEFAULTS | {"optim": "adamw_torch"}
 """transformers 4 on torch before 2.8."""

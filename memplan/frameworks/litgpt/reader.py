@@ -14,22 +14,13 @@ from memplan.frameworks.launch import launches
 from memplan.frameworks.litgpt.write import own_of, write
 from memplan.frameworks.own_words.names import config_of, is_command_of
 from memplan.frameworks.transformers import assume_one_gpu, only_launch
+from memplan.tables.texts import values_of
+from memplan.units import pairs_of
 
-DEFAULTS: dict[str, Any] = {
-    "precision": "bf16-true",
-    "devices": 1,
-    "num_nodes": 1,
-    "lora_r": 8,
-    "lora_alpha": 16,
-    "lora_dropout": 0.05,
-    "lora_query": True,
-    "lora_key": False,
-    "lora_value": True,
-    "lora_projection": False,
-    "lora_mlp": False,
-    "lora_head": False,
-    "optimizer": "AdamW",
-}
+DEFAULTS: dict[str, Any] = values_of(
+    """precision=bf16-true devices=1 num_nodes=1 lora_r=8 lora_alpha=16 lora_dropout=0.05 lora_query=true
+    lora_key=false lora_value=true lora_projection=false lora_mlp=false lora_head=false optimizer=AdamW"""
+)
 TARGETS = {
     "lora_query": ("q_proj",),
     "lora_key": ("k_proj",),
@@ -55,16 +46,10 @@ PRETRAINED = {
     "pythia-160m": "EleutherAI/pythia-160m",
 }
 """Names of its own configs -> the Hub's."""
-OPTIMIZERS = {
-    "adamw": "adamw",
-    "adam": "adamw",
-    "sgd": "sgd",
-    "adamw8bit": "adamw-8bit",
-    "pagedadamw8bit": "paged-adamw-8bit",
-    "pagedadamw": "paged-adamw",
-    "galoreadamw": "galore",
-    "galoreadamw8bit": "galore",
-}
+OPTIMIZERS = pairs_of(
+    """adamw adam=adamw sgd adamw8bit=adamw-8bit pagedadamw8bit=paged-adamw-8bit pagedadamw=paged-adamw
+    galoreadamw=galore galoreadamw8bit=galore"""
+)
 VERBS = ("finetune", "finetune_lora", "finetune_full", "pretrain", "finetune_adapter", "finetune_adapter_v2")
 HARMLESS = words(
     """out_dir data eval log logger_name seed access_token resume initial_checkpoint_dir initial_validation

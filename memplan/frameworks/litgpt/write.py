@@ -8,23 +8,12 @@ from memplan.frameworks.accelerate.write import machines_of, run_script
 from memplan.frameworks.base import File, Writing
 from memplan.frameworks.quoting import shell_word
 from memplan.spec.job import Job
+from memplan.units import pairs_of
 
 CONFIG = "litgpt.yaml"
-SWITCHES = {
-    "q_proj": "lora_query",
-    "k_proj": "lora_key",
-    "v_proj": "lora_value",
-    "o_proj": "lora_projection",
-    "lm_head": "lora_head",
-}
+SWITCHES = pairs_of("q_proj=lora_query k_proj=lora_key v_proj=lora_value o_proj=lora_projection lm_head=lora_head")
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj"}
-PRECISIONS = {
-    "bf16": "bf16-true",
-    "fp16": "16-true",
-    "fp32": "32-true",
-    "bf16-amp": "bf16-mixed",
-    "fp16-amp": "16-mixed",
-}
+PRECISIONS = pairs_of("bf16=bf16-true fp16=16-true fp32=32-true bf16-amp=bf16-mixed fp16-amp=16-mixed")
 QUANTISED = {"nf4": "bnb.nf4", "nf4-double": "bnb.nf4-dq", "fp4": "bnb.fp4", "int8": "bnb.int8-training"}
 OPTIMIZERS = {
     "adamw": "torch.optim.AdamW",

@@ -17,17 +17,14 @@ from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.own_words.names import lora_targets
 from memplan.frameworks.transformers import assume_one_gpu
+from memplan.tables.texts import values_of
 
 MARKS = ("train_dataset", "model")
 COMMANDS = ("sft", "dpo", "rm")
-DEFAULTS: dict[str, Any] = {
-    "micro_batch_size": 1,
-    "cutoff_len": 2048,
-    "bf16": True,
-    "enable_activation_checkpointing": True,
-    "flash_attn": "sdpa",
-    "optim_config": None,
-}
+DEFAULTS: dict[str, Any] = values_of(
+    """micro_batch_size=1 cutoff_len=2048 bf16=true enable_activation_checkpointing=true flash_attn=sdpa
+    optim_config=null"""
+)
 ATTENTIONS = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 NOT_MODELLED = {"full_determinism": "deterministic kernels need more scratch memory, which is not counted"}
 HARMLESS = words(

@@ -7,23 +7,18 @@ import re
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of
+from memplan.tables.texts import parts_of, values_of
 from memplan.units import words_of
 
 _PARTS = parts_of(__file__)
 
 FSDP = "fsdp_config."
-DEFAULTS: dict[str, Any] = {
-    "precision": "amp_bf16",
-    "device_train_microbatch_size": "auto",
-    "model.attn_implementation": "eager",
-    "fsdp_config.sharding_strategy": "FULL_SHARD",
-    "fsdp_config.mixed_precision": "DEFAULT",
-    "fsdp_config.backward_prefetch": "BACKWARD_POST",
-    "fsdp_config.activation_checkpointing": False,
-    "fsdp_config.activation_checkpointing_reentrant": True,
-    "expandable_segments": True,
-}
+DEFAULTS: dict[str, Any] = values_of(
+    """precision=amp_bf16 device_train_microbatch_size=auto model.attn_implementation=eager
+    fsdp_config.sharding_strategy=FULL_SHARD fsdp_config.mixed_precision=DEFAULT
+    fsdp_config.backward_prefetch=BACKWARD_POST fsdp_config.activation_checkpointing=false
+    fsdp_config.activation_checkpointing_reentrant=true expandable_segments=true"""
+)
 PRECISIONS = {"amp_bf16": "bf16-amp", "amp_fp16": "fp16-amp", "fp32": "fp32"}
 OPTIMIZERS = {"decoupled_adamw": "adamw", "decoupled_lionw": "lion"}
 LOADS = "model.pretrained_model_name_or_path"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.tables.texts import lines_of
+from memplan.units import pairs_of
 
 TABLE = tuple(lines_of(__file__))
 """Recipe, model, and where it differs from the common one: sizes by short names, switches by a word.
@@ -17,20 +18,12 @@ _COMMON: Mapping[str, dict[str, Any]] = {
     "pretrain": {"micro_batch_size": 2, "global_batch_size": 32, "seq_length": 4096},
     "sft": {"micro_batch_size": 1, "global_batch_size": 128, "seq_length": 2048},
 }
-_SIZES = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "num_virtual_stages_per_pipeline_rank",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-    "seq": "seq_length",
-    "mbs": "micro_batch_size",
-    "gbs": "global_batch_size",
-    "mtp": "mtp_num_layers",
-    "first": "num_layers_in_first_pipeline_stage",
-    "last": "num_layers_in_last_pipeline_stage",
-}
+_SIZES = pairs_of(
+    """tp=tensor_model_parallel_size pp=pipeline_model_parallel_size vpp=num_virtual_stages_per_pipeline_rank
+    cp=context_parallel_size ep=expert_model_parallel_size etp=expert_tensor_parallel_size seq=seq_length
+    mbs=micro_batch_size gbs=global_batch_size mtp=mtp_num_layers first=num_layers_in_first_pipeline_stage
+    last=num_layers_in_last_pipeline_stage"""
+)
 _AWARE = {"use_precision_aware_optimizer": True}
 _WORDS: Mapping[str, dict[str, Any]] = {
     "sp": {"sequence_parallel": True},

@@ -7,18 +7,15 @@ reward_modeling.py, grpo_fast.py, grpo_utils.py, utils.py, mason.py; @2025-03 an
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of
+from memplan.tables.texts import parts_of, values_of
+from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
-METHODS: dict[str, str] = {
-    "finetune": "sft",
-    "dpo_tune_cache": "dpo",
-    "dpo_tune": "dpo",
-    "reward_modeling": "reward",
-    "grpo_fast": "grpo",
-    "grpo_vllm_thread_ray_gtrl": "grpo",
-}
+METHODS = pairs_of(
+    """finetune=sft dpo_tune_cache=dpo dpo_tune=dpo reward_modeling=reward grpo_fast=grpo
+    grpo_vllm_thread_ray_gtrl=grpo"""
+)
 """A program -> what it trains."""
 ELSEWHERE = words(
     """dpo grpo ppo olmo_core_finetune olmo_core_train_modules ppo2 ppo_vllm_thread_ray_gtrl ppo_vllm_thread ppo_fast
@@ -28,18 +25,10 @@ ELSEWHERE = words(
 OWN_NAMES = words("dpo_tune_cache dpo_tune grpo_fast grpo_vllm_thread_ray_gtrl ppo_vllm_thread_ray_gtrl")
 """Names of programs that nobody else has, whatever folder they are in."""
 
-_SHARED: dict[str, Any] = {
-    "gradient_accumulation_steps": 1,
-    "per_device_train_batch_size": 8,
-    "gradient_checkpointing": False,
-    "use_flash_attn": True,
-    "fused_optimizer": True,
-    "use_lora": False,
-    "lora_rank": 64,
-    "lora_alpha": 16,
-    "lora_dropout": 0.1,
-    "torch_dtype": "bfloat16",
-}
+_SHARED: dict[str, Any] = values_of(
+    """gradient_accumulation_steps=1 per_device_train_batch_size=8 gradient_checkpointing=false use_flash_attn=true
+    fused_optimizer=true use_lora=false lora_rank=64 lora_alpha=16 lora_dropout=0.1 torch_dtype=bfloat16"""
+)
 _GRPO: dict[str, Any] = {
     **_SHARED,
     "deepspeed_stage": 0,

@@ -7,22 +7,15 @@ Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of
-from memplan.units import words_of
+from memplan.tables.texts import parts_of, values_of
+from memplan.units import pairs_of, words_of
 
 _PARTS = parts_of(__file__)
 
-SHARED: dict[str, Any] = {
-    "train.batch_size": 128,
-    "ds.zero_stage": 2,
-    "ds.param_dtype": "bf16",
-    "ds.attn_implementation": "flash_attention_2",
-    "ds.lora.rank": 0,
-    "ds.lora.alpha": 16,
-    "ds.lora.dropout": 0.0,
-    "ds.lora.target_modules": "all-linear",
-    "optim": "adam",
-}
+SHARED: dict[str, Any] = values_of(
+    """train.batch_size=128 ds.zero_stage=2 ds.param_dtype=bf16 ds.attn_implementation=flash_attention_2 ds.lora.rank=0
+    ds.lora.alpha=16 ds.lora.dropout=0.0 ds.lora.target_modules=all-linear optim=adam"""
+)
 PROGRAMS: dict[str, dict[str, Any]] = {
     "sft": {"method": "sft", "train.micro_batch_size": 8, "data.max_len": 2048},
     "prm": {"method": "sft", "train.micro_batch_size": 1, "data.max_len": 2048},
@@ -52,14 +45,7 @@ OLDER: dict[str, Any] = {
     "rollout.micro_batch_size": 8,
 }
 """train_ppo_ray.py before 0.10 (0.5.7 to 0.9.9 read): a prompt and what is generated each have a bound."""
-ESTIMATORS = {
-    "gae": "ppo",
-    "rloo": "rloo",
-    "group_norm": "grpo",
-    "dr_grpo": "grpo",
-    "reinforce": "grpo",
-    "reinforce_baseline": "grpo",
-}
+ESTIMATORS = pairs_of("gae=ppo rloo group_norm=grpo dr_grpo=grpo reinforce=grpo reinforce_baseline=grpo")
 """REINFORCE's update has no critic and no group, and is GRPO's otherwise."""
 COUNTS = ("num_nodes", "num_gpus_per_node")
 OLD_NAMES = {

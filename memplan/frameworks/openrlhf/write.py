@@ -9,16 +9,9 @@ from memplan.frameworks.hugging_face.write import ROUTER_COEFFICIENT, attention
 from memplan.frameworks.quoting import shell_word
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
+from memplan.units import pairs_of
 
-PROGRAMS = {
-    "sft": "sft",
-    "dpo": "dpo",
-    "ipo": "dpo",
-    "reward": "rm",
-    "ppo": "ppo_ray",
-    "grpo": "ppo_ray",
-    "rloo": "ppo_ray",
-}
+PROGRAMS = pairs_of("sft dpo ipo=dpo reward=rm ppo=ppo_ray grpo=ppo_ray rloo=ppo_ray")
 ESTIMATORS = {"ppo": "gae", "grpo": "group_norm", "rloo": "rloo"}
 GROUP = 8
 """Completions of a prompt where the job names none: OpenRLHF starts no group of one."""

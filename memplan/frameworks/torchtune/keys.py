@@ -9,7 +9,8 @@ from typing import Any
 
 from memplan.arch.config import sizes
 from memplan.frameworks.documents import words
-from memplan.units import words_of
+from memplan.tables.texts import values_of
+from memplan.units import pairs_of, words_of
 
 COMPONENT = "._component_"
 """The key of what a section builds."""
@@ -82,14 +83,10 @@ WITH_IMAGES = ("llama3_2_vision_11b", "llama3_2_vision_90b", "llama4_scout_17b_1
 BUILDER = re.compile(r"(?P<kind>q?lora_)?(?P<name>\w+?)(?:_(?:base|instruct))?")
 SHAPED = ("llama2", "llama3", "llama3_1", "mistral", "qwen2")
 """Builders whose sizes stand beside them, of the shape of a Llama (Qwen 2's of its own)."""
-SIZES = {
-    "vocab_size": "vocab_size",
-    "embed_dim": "hidden_size",
-    "intermediate_dim": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-}
+SIZES = pairs_of(
+    """vocab_size embed_dim=hidden_size intermediate_dim=intermediate_size num_layers=num_hidden_layers
+    num_heads=num_attention_heads num_kv_heads=num_key_value_heads"""
+)
 """Their sizes -> those of a config.json."""
 TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 LINEAR_LOSS = "torchtune.modules.loss.LinearCrossEntropyLoss"
@@ -110,20 +107,11 @@ DISTRIBUTED_ONLY = words_of(
     memory_efficient_fsdp_wrap tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
     data_parallel_replicate_dim"""
 )
-DEFAULTS: dict[str, Any] = {
-    "dtype": "bf16",
-    "batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "enable_activation_checkpointing": False,
-    "enable_activation_offloading": False,
-    "optimizer_in_bwd": False,
-    "fsdp_cpu_offload": False,
-    "fsdp_reshard_after_forward": True,
-    "tensor_parallel_dim": 1,
-    "context_parallel_dim": 1,
-    "data_parallel_replicate_dim": 1,
-    "compile": False,
-}
+DEFAULTS: dict[str, Any] = values_of(
+    """dtype=bf16 batch_size=1 gradient_accumulation_steps=1 enable_activation_checkpointing=false
+    enable_activation_offloading=false optimizer_in_bwd=false fsdp_cpu_offload=false fsdp_reshard_after_forward=true
+    tensor_parallel_dim=1 context_parallel_dim=1 data_parallel_replicate_dim=1 compile=false"""
+)
 SECTIONS = tuple(
     f"{name}."
     for name in words(

@@ -14,17 +14,14 @@ from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.keys import ACTOR
 from memplan.frameworks.verl.rollout import FIELDS, SHARE
 from memplan.models import load_model
+from memplan.tables.texts import values_of
 from memplan.tables.trainer import version_key
 
 PLACES = ("reward_model.", "reward.reward_model.")
-USUAL: dict[str, Any] = {
-    "gpu_memory_utilization": 0.5,
-    "tensor_parallel": 2,
-    "max_num_batched_tokens": 8192,
-    "max_num_seqs": 1024,
-    "enforce_eager": True,
-    "dtype": "bf16",
-}
+USUAL: dict[str, Any] = values_of(
+    """gpu_memory_utilization=0.5 tensor_parallel=2 max_num_batched_tokens=8192 max_num_seqs=1024 enforce_eager=true
+    dtype=bf16"""
+)
 """Its rollout's defaults, which are not the policy's."""
 
 
