@@ -3,6 +3,7 @@
 import pytest
 
 from memplan.errors import UsageError
+from memplan.tables.texts import values_of
 from memplan.units import (
     DTYPE_BYTES,
     GPU_ROUNDING,
@@ -12,6 +13,7 @@ from memplan.units import (
     ceil_div,
     format_bytes,
     format_count,
+    pairs_of,
     parse_count,
     parse_size,
     round_up,
@@ -92,3 +94,9 @@ def test_counts_likewise(count: int, text: str) -> None:
 def test_division_rounds_up() -> None:
     assert [ceil_div(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
     assert [round_up(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 4, 4, 8, 8]
+
+
+def test_pairs_and_values_of_a_text() -> None:
+    assert pairs_of("a=b\n same c=") == {"a": "b", "same": "same", "c": ""}
+    read = values_of("n=8 share=0.05 on=true off=false none=null many=[1,2] word=bf16-true")
+    assert read == {"n": 8, "share": 0.05, "on": True, "off": False, "none": None, "many": [1, 2], "word": "bf16-true"}

@@ -6,8 +6,8 @@ import re
 import textwrap
 from typing import Any, Literal, get_args, get_origin
 
-from memplan.cli.commands import write_rows
 from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
+from memplan.cli.said_help import write_rows
 from memplan.lang import ENGLISH, language
 from memplan.spec.allocator import Allocator
 from memplan.spec.job import Job
