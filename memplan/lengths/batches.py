@@ -10,9 +10,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
+from memplan.lengths.collators import COLLATORS, Collator, pads
 from memplan.lengths.distribution import Distribution, Sample, distribution
 from memplan.lengths.files import read_lengths
-from memplan.lengths.longest import COLLATORS, Collator, pads
 from memplan.lengths.packing import packed, token_budget
 from memplan.spec.lengths import Lengths
 from memplan.spec.recipe import Recipe

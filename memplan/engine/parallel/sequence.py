@@ -12,7 +12,7 @@ SeqAllToAll).
 
 from typing import Any
 
-from memplan.engine.layers.attention.sdpa import fused_attention
+from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Tensor

@@ -2,8 +2,8 @@
 ``modeling_bart.py``)."""
 
 from memplan.engine.layers.attention.eager import masked
+from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.older_classes import PROBABILITIES, SCORES, batched, queries_and_keys
-from memplan.engine.layers.attention.sdpa import fused_attention
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor

@@ -1,8 +1,8 @@
 """Falcon's attention and linears, operation by operation (transformers 5.23, ``modeling_falcon.py``)."""
 
 from memplan.engine.layers.attention.eager import repeat_kv, scores_of
+from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.older_classes import PROBABILITIES, QKV, SCORES, Mixed, batched, dims
-from memplan.engine.layers.attention.sdpa import fused_attention
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.rotary import rotary
 from memplan.engine.tape import ops

@@ -7,7 +7,7 @@ kl of the latents.
 """
 
 from memplan.engine.layers.attention.eager import masked
-from memplan.engine.layers.attention.sdpa import fused_attention
+from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.sparse_indexer import chosen_tokens, index_mask
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import subtract

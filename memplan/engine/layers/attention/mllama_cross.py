@@ -1,8 +1,8 @@
 """Attention from the tokens of a text to its images as a program on the tape (transformers 5.23,
 ``modeling_mllama.py``: MllamaTextCrossAttention)."""
 
+from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.older_classes import PROBABILITIES, QKV, SCORES
-from memplan.engine.layers.attention.sdpa import fused_attention
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.shared_inputs import CROSS_MASK, MEMORY
 from memplan.engine.tape import ops

@@ -1,0 +1,51 @@
+"""Attention as one kernel."""
+
+from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.ops import FP32
+from memplan.engine.tape.tags import KERNELS, Dim
+from memplan.engine.tape.tape import Tape
+
+
+def fused_attention(
+    tape: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    statistics: Dim,
+    out: Dim,
+    bias: Tensor | None = None,
+    grouped: bool = False,
+) -> Tensor:
+    """Flash or memory-efficient attention: saves q, k, v, its result, an fp32 log-sum-exp per head, and a bias.
+    ``grouped``: heads of queries share keys and values."""
+    sizes = tuple((x.dim, x.itemsize, x.needs_grad) for x in (q, k, v))
+    result = tape.result("attention", out, q.itemsize, "attention output")
+    lse = tape.result("attention", statistics, FP32, "attention log-sum-exp")
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        made = [(t.gradient((dim, size)), needs) for dim, size, needs in sizes]  # all three, whoever asks
+        if t.plays_all and t.in_place:
+            _within(t, sizes[0][:2], statistics, grouped)
+        return [grad if needs else None for grad, needs in made]
+
+    node = tape.node((q, k, v), (q, k, v, result, lse, bias), backward)
+    return Tensor(out, q.itemsize, result.storage, node)
+
+
+def _within(tape: Tape, q: tuple[Dim, int], statistics: Dim, grouped: bool) -> None:
+    """What the backward kernels take for themselves on a real device: a sum for each row, queries' gradients in fp32,
+    and those of keys and values for every query head (flash-attn 2.7 csrc/flash_attn/flash_api.cpp: mha_bwd, and the
+    like in aten/native/transformers/cuda/flash_attn; mem_eff_attention/kernel_backward.h: workspace_elements_gq)."""
+    sums = tape.new(statistics, FP32, "attention's row sums", category=KERNELS)
+    wide = tape.new(q[0], FP32, "gradients of queries in fp32", category=KERNELS)
+    every = [tape.new(*q, "gradients of keys of every head", category=KERNELS) for _ in range(2 * grouped)]
+    del sums, wide, every
+
+
+def aligned_bias(tape: Tape, queries: int, keys: int, itemsize: int) -> Tensor:
+    """A mask of booleans as the memory-efficient kernel takes it: a bias in the dtype of queries, whose rows are padded
+    where they are not aligned (aten/native/transformers/attention.cpp: preprocess_mask)."""
+    bias = tape.new(Dim("T·s", queries * keys), itemsize, "attention bias")
+    if keys % 8:
+        bias = tape.new(Dim("T·s", queries * -(-keys // 16) * 16), itemsize, "attention bias")
+    return bias
