@@ -159,12 +159,6 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
 
 
 ROWS = (
-    row(
-        model_type="deberta-v2",
-        mixer=mixer,
-        feed_forward=bert_feed_forward,
-        norms=("LayerNorm", "LayerNorm"),
-        form="encoder",
-        finish=finish,
-    ),
-)
+    row(model_type="deberta-v2", mixer=mixer, feed_forward=bert_feed_forward, norms=("LayerNorm", "LayerNorm"),
+        form="encoder", finish=finish),
+)  # fmt: skip

@@ -189,15 +189,9 @@ ROWS = (
     bert_row(model_type="roberta"),
     bert_row(model_type="xlm-roberta"),
     bert_row(model_type="electra", finish=electra_finish),
-    row(
-        model_type="distilbert",
+    row(model_type="distilbert",
         names={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
-        mixer=distilbert_attention,
-        feed_forward=plain("lin1", "lin2", width="hidden_dim"),
-        activation_key="activation",
-        norms=("sa_layer_norm", "output_layer_norm"),
-        form="encoder",
-        finish=distilbert_finish,
-        not_counted=DECODES[2:],
-    ),
-)
+        mixer=distilbert_attention, feed_forward=plain("lin1", "lin2", width="hidden_dim"),
+        activation_key="activation", norms=("sa_layer_norm", "output_layer_norm"), form="encoder",
+        finish=distilbert_finish, not_counted=DECODES[2:]),
+)  # fmt: skip

@@ -172,45 +172,14 @@ def finish_falcon(spec: ModelSpec, config: Config) -> ModelSpec:
 
 
 ROWS = (
-    Family(
-        model_type="jamba",
-        feed_forward=jamba_layers,
-        mixers=jamba_mixers,
-        norms=PAIR_NORMS,
-        not_counted=(("use_mambapy", PSCAN),),
-        balances=True,
-        finish=with_mask,
-    ),
-    Family(
-        model_type="bamba",
-        null_kv_heads=True,
-        mixers=bamba_mixers,
-        norms=PAIR_NORMS,
-        classifies=False,
-        finish=with_mask,
-    ),
-    Family(
-        model_type="granitemoehybrid",
-        feed_forward=granite_layers,
-        mixers=granite_mixers,
-        form="pre-scaled",
-        scaled_embedding=True,
-        scaled_logits=True,
-        balances=True,
-        classifies=False,
-        finish=finish_granite,
-    ),
-    Family(
-        model_type="falcon_h1",
-        feed_forward=falcon_layers,
-        null_kv_heads=True,
-        mixers=falcon_mixers,
-        norms=PAIR_NORMS,
-        form="pre",
-        scaled_embedding=True,
-        scaled_logits=True,
-        classifies=False,
-        finish=finish_falcon,
-    ),
-)
+    Family(model_type="jamba", feed_forward=jamba_layers, mixers=jamba_mixers, norms=PAIR_NORMS,
+        not_counted=(("use_mambapy", PSCAN),), balances=True, finish=with_mask),
+    Family(model_type="bamba", null_kv_heads=True, mixers=bamba_mixers, norms=PAIR_NORMS, classifies=False,
+        finish=with_mask),
+    Family(model_type="granitemoehybrid", feed_forward=granite_layers, mixers=granite_mixers, form="pre-scaled",
+        scaled_embedding=True, scaled_logits=True, balances=True, classifies=False, finish=finish_granite),
+    Family(model_type="falcon_h1", feed_forward=falcon_layers, null_kv_heads=True, mixers=falcon_mixers,
+        norms=PAIR_NORMS, form="pre", scaled_embedding=True, scaled_logits=True, classifies=False,
+        finish=finish_falcon),
+)  # fmt: skip
 __all__ = ["LINEAR", "MAMBA_PREFIX", "listed"]

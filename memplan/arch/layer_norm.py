@@ -96,24 +96,11 @@ def stablelm_finish(spec: ModelSpec, config: Config) -> ModelSpec:
 
 
 ROWS = (
-    row(
-        model_type="starcoder2",
-        feed_forward=plain("c_fc", "c_proj", bias="use_bias"),
-        windows=attention.one_window,
-        mixer=starcoder2_attention,
-        finish=starcoder2_finish,
-    ),
-    row(
-        model_type="nemotron",
-        feed_forward=plain("up_proj", "down_proj", bias="mlp_bias"),
-        mixer=nemotron_attention,
-        norm_kind="layer-plus-one",
-    ),
-    row(
-        model_type="persimmon",
-        feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"),
-        mixer=persimmon_attention,
-        finish=persimmon_finish,
-    ),
+    row(model_type="starcoder2", feed_forward=plain("c_fc", "c_proj", bias="use_bias"), windows=attention.one_window,
+        mixer=starcoder2_attention, finish=starcoder2_finish),
+    row(model_type="nemotron", feed_forward=plain("up_proj", "down_proj", bias="mlp_bias"), mixer=nemotron_attention,
+        norm_kind="layer-plus-one"),
+    row(model_type="persimmon", feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"), mixer=persimmon_attention,
+        finish=persimmon_finish),
     row(model_type="stablelm", mixer=stablelm_attention, finish=stablelm_finish),
-)
+)  # fmt: skip

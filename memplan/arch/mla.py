@@ -189,23 +189,12 @@ def deepseek_row(model_type: str, classifies: bool, indexed: bool = False) -> Fa
 
 
 ROWS = (
-    Family(
-        model_type="deepseek_v2",
-        feed_forward=deepseek_v2_layers,
-        mixer=latent_attention,
-        heads_divide_hidden=True,
-        not_counted=NOT_COUNTED,
-    ),
+    Family(model_type="deepseek_v2", feed_forward=deepseek_v2_layers, mixer=latent_attention, heads_divide_hidden=True,
+        not_counted=NOT_COUNTED),
     deepseek_row("deepseek_v3", classifies=True),
     deepseek_row("deepseek_v32", classifies=False, indexed=True),
     deepseek_row("glm_moe_dsa", classifies=False, indexed=True),
     deepseek_row("glm4_moe_lite", classifies=False),
-    Family(
-        model_type="minicpm3",
-        mixer=latent_attention,
-        form="pre-scaled",
-        scaled_embedding=True,
-        heads_divide_hidden=True,
-        finish=lambda spec, config: spec.model_copy(update={"scaled_head_input": True}),
-    ),
-)
+    Family(model_type="minicpm3", mixer=latent_attention, form="pre-scaled", scaled_embedding=True,
+        heads_divide_hidden=True, finish=lambda spec, config: spec.model_copy(update={"scaled_head_input": True})),
+)  # fmt: skip

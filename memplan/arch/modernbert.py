@@ -104,12 +104,6 @@ def without_first_norm(runs: tuple[Run, ...]) -> tuple[Run, ...]:
 
 
 ROWS = (
-    row(
-        model_type="modernbert",
-        windows=modernbert_windows,
-        mixer=modernbert_attention,
-        feed_forward=modernbert_feed_forward,
-        finish=finish,
-        activation_key="hidden_activation",
-    ),
-)
+    row(model_type="modernbert", windows=modernbert_windows, mixer=modernbert_attention,
+        feed_forward=modernbert_feed_forward, finish=finish, activation_key="hidden_activation"),
+)  # fmt: skip

@@ -103,21 +103,10 @@ gptj = partial(
 )
 
 ROWS = (
-    row(
-        model_type="gpt_neox",
-        feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"),
-        mixer=neox_attention,
-        heads_divide_hidden=True,
-        finish=neox_finish,
-    ),
+    row(model_type="gpt_neox", feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"), mixer=neox_attention,
+        heads_divide_hidden=True, finish=neox_finish),
     gptj(model_type="gptj"),
     gptj(model_type="codegen", classifies=False),
-    row(
-        model_type="phi",
-        feed_forward=plain("fc1", "fc2"),
-        mixer=phi_attention,
-        norms=PRE_NORMS[:1],
-        form="parallel-branches",
-        finish=phi_finish,
-    ),
-)
+    row(model_type="phi", feed_forward=plain("fc1", "fc2"), mixer=phi_attention, norms=PRE_NORMS[:1],
+        form="parallel-branches", finish=phi_finish),
+)  # fmt: skip

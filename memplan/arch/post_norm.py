@@ -92,25 +92,13 @@ COHERE_ROW = Family(
     classifies=False,
 )
 ROWS = (
-    Family(
-        model_type="glm4",
-        feed_forward=fused_everywhere,
-        bias_keys=("attention_bias", ""),
-        norms=AROUND_NORMS,
-        form="sandwich",
-        mixer=turned(rotary="concatenated", rotary_tables="repeated", rotary_dim=rotary_dim),
-    ),
+    Family(model_type="glm4", feed_forward=fused_everywhere, bias_keys=("attention_bias", ""), norms=AROUND_NORMS,
+        form="sandwich", mixer=turned(rotary="concatenated", rotary_tables="repeated", rotary_dim=rotary_dim)),
     Family(model_type="olmo", norm_kind="layer-bare", mixer=olmo_attention),
     OLMO2_ROW,
     OLMO2_ROW._replace(model_type="olmo3", windows=olmo3_windows, finish=olmo3),
-    Family(
-        model_type="exaone4",
-        windows=exaone4_windows,
-        qk_norm=True,
-        norms=POST_NORMS,
-        form="post",
-        mixer=exaone4_attention,
-    ),
+    Family(model_type="exaone4", windows=exaone4_windows, qk_norm=True, norms=POST_NORMS, form="post",
+        mixer=exaone4_attention),
     COHERE_ROW,
     COHERE_ROW._replace(model_type="cohere2", windows=every_fourth, mixer=cohere2_attention, finish=both_masks),
-)
+)  # fmt: skip

@@ -80,15 +80,9 @@ ROWS = (
     row_like(dense.ROWS, "qwen2", "qwen2_5_vl_text"),
     row_like(moe.ROWS, "qwen3_moe", "qwen3_vl_moe_text"),
     Family(model_type="qwen3_vl_text", null_kv_heads=True, qk_norm=True, classifies=False),
-    Family(
-        model_type="mllama_text_model",
-        mixers=mllama_mixers,
-        probabilities_key="dropout",
-        harmless=("cross_attention_layers",),
-        finish=finish_mllama,
-        classifies=False,
-    ),
-)
+    Family(model_type="mllama_text_model", mixers=mllama_mixers, probabilities_key="dropout",
+        harmless=("cross_attention_layers",), finish=finish_mllama, classifies=False),
+)  # fmt: skip
 UNREAD: Mapping[str, tuple[str, ...]] = {
     "qwen2_vl_text": ("head_dim",),
     "qwen2_5_vl_text": ("head_dim",),

@@ -8,9 +8,9 @@ class Method(NamedTuple):
 
     name: str
     title: str
-    pairs: bool
+    pairs: bool = False
     """An example is a chosen and a rejected sequence, so two rows enter the model."""
-    reference: bool
+    reference: bool = False
     """Log-probabilities of a frozen reference policy are needed."""
     score_head: bool = False
     """A scalar head in place of the vocabulary's: no logits at all."""
@@ -32,67 +32,22 @@ class Method(NamedTuple):
 
 
 _ROWS = (
-    Method("sft", "supervised fine-tuning", pairs=False, reference=False),
-    Method(
-        "reward",
-        "reward model (Bradley-Terry)",
-        pairs=True,
-        reference=False,
-        score_head=True,
-        source="arXiv:2203.02155",
-    ),
+    Method("sft", "supervised fine-tuning"),
+    Method("reward", "reward model (Bradley-Terry)", pairs=True, score_head=True, source="arXiv:2203.02155"),
     Method("dpo", "direct preference optimisation", pairs=True, reference=True, source="arXiv:2305.18290"),
     Method("ipo", "identity preference optimisation", pairs=True, reference=True, source="arXiv:2310.12036"),
-    Method(
-        "kto", "Kahneman-Tversky optimisation", pairs=False, reference=True, kl_rows=True, source="arXiv:2402.01306"
-    ),
-    Method(
-        "orpo",
-        "odds-ratio preference optimisation",
-        pairs=True,
-        reference=False,
-        sft_term=True,
-        source="arXiv:2403.07691",
-    ),
-    Method(
-        "cpo",
-        "contrastive preference optimisation",
-        pairs=True,
-        reference=False,
-        sft_term=True,
-        source="arXiv:2401.08417",
-    ),
-    Method("simpo", "simple preference optimisation", pairs=True, reference=False, source="arXiv:2405.14734"),
-    Method(
-        "ppo",
-        "proximal policy optimisation",
-        pairs=False,
-        reference=True,
-        online=True,
-        optional_reference=True,
-        critic=True,
-        source="arXiv:1707.06347, arXiv:2203.02155",
-    ),
-    Method(
-        "grpo",
-        "group relative policy optimisation",
-        pairs=False,
-        reference=True,
-        online=True,
-        optional_reference=True,
-        source="arXiv:2402.03300",
-    ),
-    Method(
-        "rloo",
-        "REINFORCE leave-one-out",
-        pairs=False,
-        reference=True,
-        online=True,
-        optional_reference=True,
-        source="arXiv:2402.14740",
-    ),
+    Method("kto", "Kahneman-Tversky optimisation", reference=True, kl_rows=True, source="arXiv:2402.01306"),
+    Method("orpo", "odds-ratio preference optimisation", pairs=True, sft_term=True, source="arXiv:2403.07691"),
+    Method("cpo", "contrastive preference optimisation", pairs=True, sft_term=True, source="arXiv:2401.08417"),
+    Method("simpo", "simple preference optimisation", pairs=True, source="arXiv:2405.14734"),
+    Method("ppo", "proximal policy optimisation", reference=True, online=True, optional_reference=True, critic=True,
+        source="arXiv:1707.06347, arXiv:2203.02155"),
+    Method("grpo", "group relative policy optimisation", reference=True, online=True, optional_reference=True,
+        source="arXiv:2402.03300"),
+    Method("rloo", "REINFORCE leave-one-out", reference=True, online=True, optional_reference=True,
+        source="arXiv:2402.14740"),
     Method("online-dpo", "online DPO", pairs=True, reference=True, online=True, source="arXiv:2402.04792"),
-    Method("distill", "distillation", pairs=False, reference=False, teacher=True, source="arXiv:2306.13649"),
-    Method("generate", "a generation engine alone, nothing trained", pairs=False, reference=False, generates=True),
-)
+    Method("distill", "distillation", teacher=True, source="arXiv:2306.13649"),
+    Method("generate", "a generation engine alone, nothing trained", generates=True),
+)  # fmt: skip
 METHODS = {row.name: row for row in _ROWS}

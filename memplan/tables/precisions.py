@@ -26,27 +26,11 @@ _ROWS = (
     Precision("fp16", "pure fp16: weights, gradients and states", "fp16", 2, 2, 0, 2, False),
     Precision("bf16-amp", "fp32 weights, bf16 matmuls (mixed precision)", "bf16", 4, 4, 0, 4, True),
     Precision("fp16-amp", "fp32 weights, fp16 matmuls (mixed precision)", "fp16", 4, 4, 0, 4, True),
-    Precision(
-        "bf16-master",
-        "bf16 weights and gradients, fp32 master weights and states (DeepSpeed)",
-        "bf16",
-        2,
-        2,
-        4,
-        4,
-        False,
-    ),
-    Precision(
-        "fp16-master",
-        "fp16 weights and gradients, fp32 master weights and states (DeepSpeed)",
-        "fp16",
-        2,
-        2,
-        4,
-        4,
-        False,
-    ),
-)
+    Precision("bf16-master", "bf16 weights and gradients, fp32 master weights and states (DeepSpeed)", "bf16", 2, 2, 4,
+        4, False),
+    Precision("fp16-master", "fp16 weights and gradients, fp32 master weights and states (DeepSpeed)", "fp16", 2, 2, 4,
+        4, False),
+)  # fmt: skip
 PRECISIONS = {row.name: row for row in _ROWS}
 
 

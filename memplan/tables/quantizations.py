@@ -74,55 +74,19 @@ _BNB = "bitsandbytes 0.50 functional.py: quantize_4bit, QuantState"
 _ROWS = (
     Quantization("nf4", "NF4", 4, 64, "bnb-4bit", True, True, _BNB),
     Quantization("nf4-double", "NF4, absmax quantised too", 4, 64, "bnb-4bit", True, True, _BNB, nested=True),
-    Quantization(
-        "nf4-torchao",
-        "NF4 of torchao, scalers quantised too",
-        4,
-        64,
-        "torchao-nf4",
-        False,
-        False,
-        "torchao 0.9 dtypes/nf4tensor.py: NF4Tensor, LinearNF4",
-        nested=True,
-    ),
+    Quantization("nf4-torchao", "NF4 of torchao, scalers quantised too", 4, 64, "torchao-nf4", False, False,
+        "torchao 0.9 dtypes/nf4tensor.py: NF4Tensor, LinearNF4", nested=True),
     Quantization("fp4", "FP4", 4, 64, "bnb-4bit", True, True, _BNB),
     Quantization(
         "int8", "LLM.int8", 8, 0, "bnb-int8", True, False, "bitsandbytes 0.50 autograd/_functions.py: MatMul8bitLt"
     ),
-    Quantization(
-        "gptq-4bit",
-        "GPTQ, 4 bits in groups of 128",
-        4,
-        128,
-        "gptq",
-        False,
-        False,
-        "gptqmodel 7.7 nn_modules/qlinear/torch.py: TorchLinear, the kernel of training",
-        assumed=True,
-    ),
-    Quantization(
-        "awq-4bit",
-        "AWQ, 4 bits in groups of 128",
-        4,
-        128,
-        "awq",
-        True,
-        False,
-        "gptqmodel 7.7 nn_modules/qlinear/gemm_awq.py",
-        assumed=True,
-    ),
-    Quantization(
-        "hqq-4bit",
-        "HQQ, 4 bits in groups of 64",
-        4,
-        64,
-        "hqq",
-        False,
-        False,
-        "hqq 0.2.8 core/quantize.py: HQQMatmulNoCacheMul, the default backend",
-        assumed=True,
-    ),
-)
+    Quantization("gptq-4bit", "GPTQ, 4 bits in groups of 128", 4, 128, "gptq", False, False,
+        "gptqmodel 7.7 nn_modules/qlinear/torch.py: TorchLinear, the kernel of training", assumed=True),
+    Quantization("awq-4bit", "AWQ, 4 bits in groups of 128", 4, 128, "awq", True, False,
+        "gptqmodel 7.7 nn_modules/qlinear/gemm_awq.py", assumed=True),
+    Quantization("hqq-4bit", "HQQ, 4 bits in groups of 64", 4, 64, "hqq", False, False,
+        "hqq 0.2.8 core/quantize.py: HQQMatmulNoCacheMul, the default backend", assumed=True),
+)  # fmt: skip
 QUANTIZATIONS = {row.name: row for row in _ROWS}
 PLAIN_IN_NVFP4 = frozenset(("latent", "gated-delta", "state-space", "state-space-dual"))
 """Kinds of mixers that checkpoints in NVFP4 leave in 16 bits, and indexers with them: NVIDIA's of DeepSeek-R1, Kimi-K2

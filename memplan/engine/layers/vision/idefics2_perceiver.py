@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memplan.engine.layers.activations import activate
-from memplan.engine.layers.attention.sdpa import aligned_bias, fused_attention, safe_softmax
+from memplan.engine.layers.attention.fused_kernel import aligned_bias, fused_attention
+from memplan.engine.layers.attention.sdpa import safe_softmax
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.vision.projector import Joint, listed
 from memplan.engine.tape import ops

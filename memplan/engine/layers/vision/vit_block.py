@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memplan.engine.layers.attention.sdpa import aligned_bias, fused_attention
+from memplan.engine.layers.attention.fused_kernel import aligned_bias, fused_attention
 from memplan.engine.layers.feed_forward import feed_forward
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.tape import ops
