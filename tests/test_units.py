@@ -3,7 +3,7 @@
 import pytest
 
 from memplan.errors import UsageError
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 from memplan.units import (
     DTYPE_BYTES,
     GPU_ROUNDING,
@@ -98,5 +98,5 @@ def test_division_rounds_up() -> None:
 
 def test_pairs_and_values_of_a_text() -> None:
     assert pairs_of("a=b\n same c=") == {"a": "b", "same": "same", "c": ""}
-    read = values_of("n=8 share=0.05 on=true off=false none=null many=[1,2] word=bf16-true")
+    read = settings_in("n=8 share=0.05 on=true off=false none=null many=[1,2] word=bf16-true")
     assert read == {"n": 8, "share": 0.05, "on": True, "off": False, "none": None, "many": [1, 2], "word": "bf16-true"}

@@ -18,13 +18,13 @@ from memplan.frameworks.megatron.keys import FUSED_LINEARS
 from memplan.frameworks.nemo_rl.source import referred
 from memplan.frameworks.own_words.names import OTHERS, bound_images
 from memplan.frameworks.verl.source import flat
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 from memplan.units import ceil_div
 
 ACTOR, TOKENS = "actor.", "actor.mb_spec.max_tokens_per_mb"
 METHODS = {"rl": "grpo", "sft": "sft", "rw": "reward", "dpo": "dpo"}
 """``train_dataset.type`` -> method."""
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """actor.dtype=bfloat16 actor.gradient_checkpointing=false actor.attn_impl=flash_attention_2 actor.kl_ctl=0.1
     actor.ppo_n_minibatches=4 actor.optimizer.type=adam actor.lora_rank=32 gconfig.n_samples=1
     gconfig.max_new_tokens=16384 cluster.n_gpus_per_node=8"""

@@ -17,7 +17,7 @@ from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.transformers import only_launch, read_launcher
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 
 STEPS = {
     "step1_supervised_finetuning": "sft",
@@ -28,7 +28,7 @@ STEPS = {
 """A step's folder -> what it trains."""
 MARKS = (frozenset({"data_split", "zero_stage", "max_seq_len"}), frozenset({"actor_zero_stage", "critic_zero_stage"}))
 """Options that only its programs have together."""
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """per_device_train_batch_size=16 gradient_accumulation_steps=1 max_seq_len=512 gradient_checkpointing=false
     dtype=fp16 zero_stage=0 lora_dim=0 offload=false"""
 )

@@ -36,7 +36,7 @@ def texts_by_name(module: str) -> dict[str, str]:
     return rows_of("\n".join(lines_of(module)))
 
 
-def values_of(text: str) -> dict[str, Any]:
+def settings_in(text: str) -> dict[str, Any]:
     """``name=value`` of each word of a text: JSON's numbers, lists, true, false and null; any other is itself."""
     return {name: _value(word) for name, word in pairs_of(text).items()}
 

@@ -7,13 +7,13 @@ Source: axolotl 0.18 utils/schemas/*.py, utils/config/__init__.py, integrations/
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of, rows_of, values_of
+from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
 TRL_VERSION, TRANSFORMERS_VERSION = "1.8", "5.14"
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """sequence_len=512 micro_batch_size=1 gradient_accumulation_steps=1 optimizer=adamw_torch_fused bf16=auto
     gradient_checkpointing=false lora_dropout=0.0"""
 )

@@ -18,12 +18,12 @@ from memplan.frameworks.hugging_face.switches import (
 )
 from memplan.frameworks.row_making import read_rows
 from memplan.tables.optimizers import find_optimizer
-from memplan.tables.texts import parts_of, values_of
+from memplan.tables.texts import parts_of, settings_in
 from memplan.tables.trainers import TRAINERS
 
 _PARTS = parts_of(__file__)
 
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """per_device_train_batch_size=8 gradient_accumulation_steps=1 gradient_checkpointing=false bf16=false fp16=false
     optim=adamw_torch_fused"""
 )

@@ -14,10 +14,10 @@ from memplan.frameworks.launch import launches
 from memplan.frameworks.litgpt.write import own_of, write
 from memplan.frameworks.own_words.names import config_of, is_command_of
 from memplan.frameworks.transformers import assume_one_gpu, only_launch
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 from memplan.units import pairs_of
 
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """precision=bf16-true devices=1 num_nodes=1 lora_r=8 lora_alpha=16 lora_dropout=0.05 lora_query=true
     lora_key=false lora_value=true lora_projection=false lora_mlp=false lora_head=false optimizer=AdamW"""
 )

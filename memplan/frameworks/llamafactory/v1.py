@@ -17,11 +17,11 @@ from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.own_words.names import lora_targets
 from memplan.frameworks.transformers import assume_one_gpu
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 
 MARKS = ("train_dataset", "model")
 COMMANDS = ("sft", "dpo", "rm")
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """micro_batch_size=1 cutoff_len=2048 bf16=true enable_activation_checkpointing=true flash_attn=sdpa
     optim_config=null"""
 )

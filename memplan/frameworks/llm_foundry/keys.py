@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of, values_of
+from memplan.tables.texts import parts_of, settings_in
 from memplan.units import words_of
 
 _PARTS = parts_of(__file__)
 
 FSDP = "fsdp_config."
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """precision=amp_bf16 device_train_microbatch_size=auto model.attn_implementation=eager
     fsdp_config.sharding_strategy=FULL_SHARD fsdp_config.mixed_precision=DEFAULT
     fsdp_config.backward_prefetch=BACKWARD_POST fsdp_config.activation_checkpointing=false

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of, rows_of, values_of
+from memplan.tables.texts import parts_of, rows_of, settings_in
 
 _PARTS = parts_of(__file__)
 
@@ -20,7 +20,7 @@ OF_MINDSPEED = words(
     use_glm_rope enable_recompute_layers_per_pp_rank recompute_activation_function context_parallel_algo"""
 )
 """Arguments that MindSpeed-LLM adds."""
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """optimizer=adam tensor_model_parallel_size=1 pipeline_model_parallel_size=1 context_parallel_size=1
     sequence_parallel=false expert_model_parallel_size=1 cross_entropy_loss_fusion=false
     cross_entropy_fusion_impl=native use_distributed_optimizer=false make_vocab_size_divisible_by=128"""

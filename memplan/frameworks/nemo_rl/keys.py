@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of, values_of
+from memplan.tables.texts import parts_of, settings_in
 
 _PARTS = parts_of(__file__)
 
@@ -18,7 +18,7 @@ PARENT = re.compile(r"(?:[\w./-]*/)?(?:vlm_|audio_)?(?:grpo|dpo|sft|rm|ppo|disti
 METHODS = {"grpo": "grpo", "dpo": "dpo", "sft": "sft", "rm": "reward", "ppo": "ppo", "distillation": "distill"}
 """Section at the top, or word of the entry point -> method."""
 ONLINE = ("grpo", "ppo", "distill")
-_POLICY: dict[str, Any] = values_of(
+_POLICY: dict[str, Any] = settings_in(
     """policy.precision=bfloat16 policy.dtensor_cfg.enabled=true policy.dtensor_cfg.tensor_parallel_size=1
     policy.dtensor_cfg.context_parallel_size=1 policy.megatron_cfg.enabled=false
     policy.optimizer.name=torch.optim.AdamW cluster.gpus_per_node=1 cluster.num_nodes=1"""

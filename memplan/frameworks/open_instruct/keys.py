@@ -7,7 +7,7 @@ reward_modeling.py, grpo_fast.py, grpo_utils.py, utils.py, mason.py; @2025-03 an
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of, values_of
+from memplan.tables.texts import parts_of, settings_in
 from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
@@ -25,7 +25,7 @@ ELSEWHERE = words(
 OWN_NAMES = words("dpo_tune_cache dpo_tune grpo_fast grpo_vllm_thread_ray_gtrl ppo_vllm_thread_ray_gtrl")
 """Names of programs that nobody else has, whatever folder they are in."""
 
-_SHARED: dict[str, Any] = values_of(
+_SHARED: dict[str, Any] = settings_in(
     """gradient_accumulation_steps=1 per_device_train_batch_size=8 gradient_checkpointing=false use_flash_attn=true
     fused_optimizer=true use_lora=false lora_rank=64 lora_alpha=16 lora_dropout=0.1 torch_dtype=bfloat16"""
 )

@@ -12,17 +12,17 @@ from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.torchtitan.write import FLAVORS, FLOAT8, own_of, write
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 from memplan.units import ceil_div
 
 PIPELINE = "pipeline_parallel_degree"
 GPUS = 8
 """run_train.sh: NGPU=${NGPU:-"8"}."""
-TRAINING: dict[str, Any] = values_of(
+TRAINING: dict[str, Any] = settings_in(
     """local_batch_size=8 global_batch_size=-1 seq_len=2048 dtype=float32 mixed_precision_param=bfloat16
     enable_cpu_offload=false"""
 )
-PARALLEL: dict[str, Any] = values_of(
+PARALLEL: dict[str, Any] = settings_in(
     """data_parallel_replicate_degree=1 data_parallel_shard_degree=-1 fsdp_reshard_after_forward=default
     tensor_parallel_degree=1 pipeline_parallel_degree=1 context_parallel_degree=1 expert_parallel_degree=1
     expert_tensor_parallel_degree=1"""

@@ -9,29 +9,23 @@ from typing import Any
 
 from memplan.arch.config import sizes
 from memplan.frameworks.documents import words
-from memplan.tables.texts import values_of
-from memplan.units import pairs_of, words_of
+from memplan.tables.texts import settings_in
+from memplan.units import by_word, pairs_of, words_of
 
 COMPONENT = "._component_"
 """The key of what a section builds."""
-RECIPES: dict[str, tuple[str, bool]] = {
-    "full_finetune_single_device": ("sft", False),
-    "full_finetune_distributed": ("sft", True),
-    "lora_finetune_single_device": ("sft", False),
-    "lora_finetune_distributed": ("sft", True),
-    "lora_finetune_fsdp2": ("sft", True),
-    "lora_dpo_single_device": ("dpo", False),
-    "lora_dpo_distributed": ("dpo", True),
-    "full_dpo_distributed": ("dpo", True),
-    "qat_single_device": ("sft", False),
-    "qat_distributed": ("sft", True),
-    "qat_lora_finetune_distributed": ("sft", True),
-    "knowledge_distillation_single_device": ("distill", False),
-    "knowledge_distillation_distributed": ("distill", True),
-    "ppo_full_finetune_single_device": ("ppo", False),
-    "grpo_full_finetune_distributed": ("grpo", True),
-    "full_finetune_multinode": ("sft", True),
-}
+_BY_METHOD = by_word(
+    {
+        "sft": """full_finetune_single_device full_finetune_distributed lora_finetune_single_device
+            lora_finetune_distributed lora_finetune_fsdp2 qat_single_device qat_distributed
+            qat_lora_finetune_distributed full_finetune_multinode""",
+        "dpo": "lora_dpo_single_device lora_dpo_distributed full_dpo_distributed",
+        "distill": "knowledge_distillation_single_device knowledge_distillation_distributed",
+        "ppo": "ppo_full_finetune_single_device",
+        "grpo": "grpo_full_finetune_distributed",
+    }
+)
+RECIPES = {name: (method, not name.endswith("_single_device")) for name, method in _BY_METHOD.items()}
 """Recipe -> its method, and whether it runs on several GPUs."""
 NO_TRAINING = ("generate", "eleuther_eval", "quantize")
 """Recipes that train nothing."""
@@ -41,38 +35,24 @@ PHI4_14B = _LLAMA | sizes(vocab=100352, hidden=5120, intermediate=17920, layers=
 PHI3_MINI["max_position_embeddings"], PHI4_14B["max_position_embeddings"] = 4096, 16384
 """Phi's with query, key, value, gate and up apart, as torchtune builds them: the shape of a Llama."""
 MODELS: dict[str, str | dict[str, Any]] = {
-    "gemma_2b": "google/gemma-2b",
-    "gemma_7b": "google/gemma-7b",
-    "gemma2_2b": "google/gemma-2-2b",
-    "gemma2_9b": "google/gemma-2-9b",
-    "gemma2_27b": "google/gemma-2-27b",
-    "llama2_7b": "meta-llama/Llama-2-7b-hf",
-    "llama2_13b": "meta-llama/Llama-2-13b-hf",
-    "llama2_70b": "meta-llama/Llama-2-70b-hf",
-    "llama3_8b": "meta-llama/Meta-Llama-3-8B",
-    "llama3_70b": "meta-llama/Meta-Llama-3-70B",
-    "llama3_1_8b": "meta-llama/Llama-3.1-8B",
-    "llama3_1_70b": "meta-llama/Llama-3.1-70B",
-    "llama3_1_405b": "meta-llama/Llama-3.1-405B",
-    "llama3_2_1b": "meta-llama/Llama-3.2-1B",
-    "llama3_2_3b": "meta-llama/Llama-3.2-3B",
-    "llama3_3_70b": "meta-llama/Llama-3.3-70B-Instruct",
-    "llama3_2_vision_11b": "meta-llama/Llama-3.2-11B-Vision-Instruct",
-    "llama3_2_vision_90b": "meta-llama/Llama-3.2-90B-Vision-Instruct",
-    "llama4_scout_17b_16e": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
-    "llama4_maverick_17b_128e": "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
-    "mistral_reward_7b": "mistralai/Mistral-7B-v0.1",
-    "llama2_reward_7b": "meta-llama/Llama-2-7b-hf",
-    "code_llama2_7b": "codellama/CodeLlama-7b-hf",
-    "mistral_7b": "mistralai/Mistral-7B-v0.1",
     "phi3_mini": PHI3_MINI,
     "phi4_14b": PHI4_14B,
-    "qwen2_0_5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2_1_5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2_7b": "Qwen/Qwen2-7B",
-    "smollm2_135m": "HuggingFaceTB/SmolLM2-135M",
-    "smollm2_360m": "HuggingFaceTB/SmolLM2-360M",
-    "smollm2_1_7b": "HuggingFaceTB/SmolLM2-1.7B",
+    **pairs_of(
+        """gemma_2b=google/gemma-2b gemma_7b=google/gemma-7b gemma2_2b=google/gemma-2-2b gemma2_9b=google/gemma-2-9b
+        gemma2_27b=google/gemma-2-27b llama2_7b=meta-llama/Llama-2-7b-hf llama2_13b=meta-llama/Llama-2-13b-hf
+        llama2_70b=meta-llama/Llama-2-70b-hf llama3_8b=meta-llama/Meta-Llama-3-8B
+        llama3_70b=meta-llama/Meta-Llama-3-70B llama3_1_8b=meta-llama/Llama-3.1-8B
+        llama3_1_70b=meta-llama/Llama-3.1-70B llama3_1_405b=meta-llama/Llama-3.1-405B
+        llama3_2_1b=meta-llama/Llama-3.2-1B llama3_2_3b=meta-llama/Llama-3.2-3B
+        llama3_3_70b=meta-llama/Llama-3.3-70B-Instruct llama3_2_vision_11b=meta-llama/Llama-3.2-11B-Vision-Instruct
+        llama3_2_vision_90b=meta-llama/Llama-3.2-90B-Vision-Instruct
+        llama4_scout_17b_16e=meta-llama/Llama-4-Scout-17B-16E-Instruct
+        llama4_maverick_17b_128e=meta-llama/Llama-4-Maverick-17B-128E-Instruct
+        mistral_reward_7b=mistralai/Mistral-7B-v0.1 llama2_reward_7b=meta-llama/Llama-2-7b-hf
+        code_llama2_7b=codellama/CodeLlama-7b-hf mistral_7b=mistralai/Mistral-7B-v0.1 qwen2_0_5b=Qwen/Qwen2.5-0.5B
+        qwen2_1_5b=Qwen/Qwen2.5-1.5B qwen2_7b=Qwen/Qwen2-7B smollm2_135m=HuggingFaceTB/SmolLM2-135M
+        smollm2_360m=HuggingFaceTB/SmolLM2-360M smollm2_1_7b=HuggingFaceTB/SmolLM2-1.7B"""
+    ),
     **{f"qwen2_5_{size}": f"Qwen/Qwen2.5-{size.replace('_', '.').upper()}" for size in
        ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b")},
     **{f"qwen3_{size}": f"Qwen/Qwen3-{size.replace('_', '.').upper()}" for size in
@@ -107,7 +87,7 @@ DISTRIBUTED_ONLY = words_of(
     memory_efficient_fsdp_wrap tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
     data_parallel_replicate_dim"""
 )
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """dtype=bf16 batch_size=1 gradient_accumulation_steps=1 enable_activation_checkpointing=false
     enable_activation_offloading=false optimizer_in_bwd=false fsdp_cpu_offload=false fsdp_reshard_after_forward=true
     tensor_parallel_dim=1 context_parallel_dim=1 data_parallel_replicate_dim=1 compile=false"""

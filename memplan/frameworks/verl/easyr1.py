@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 from memplan.units import pairs_of
 
 OF_MODEL = pairs_of(
@@ -48,7 +48,7 @@ NAMES = (
     }
 )
 """EasyR1's settings and verl's that they are."""
-DEFAULTS: dict[str, Any] = values_of(
+DEFAULTS: dict[str, Any] = settings_in(
     """algorithm.adv_estimator=grpo worker.actor.micro_batch_size_per_device_for_update=4
     worker.actor.micro_batch_size_per_device_for_experience=16 worker.actor.model.lora.alpha=64
     worker.actor.optim.strategy=adamw worker.actor.padding_free=true worker.rollout.gpu_memory_utilization=0.6

@@ -6,7 +6,7 @@ workers/engine/fsdp/transformer_impl.py.
 
 from typing import Any
 
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 from memplan.units import words_of
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
@@ -43,7 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer.nnodes": 1,
 }
 """Of reinforcement learning (main_ppo)."""
-SFT: dict[str, Any] = values_of(
+SFT: dict[str, Any] = settings_in(
     """data.micro_batch_size_per_gpu=4 data.train_batch_size=256 data.max_length=1024 data.use_dynamic_bsz=true
     data.max_token_len_per_gpu=8192 engine.strategy=fsdp engine.model_dtype=fp32 engine.dtype=bfloat16
     engine.reshard_after_forward=true engine.use_distributed_optimizer=true optim.optimizer=AdamW
@@ -51,7 +51,7 @@ SFT: dict[str, Any] = values_of(
     model.target_modules=all-linear model.use_fused_kernels=false trainer.n_gpus_per_node=1 trainer.nnodes=1"""
 )
 """Of supervised fine-tuning (sft_trainer)."""
-OLD_SFT: dict[str, Any] = values_of(
+OLD_SFT: dict[str, Any] = settings_in(
     """data.micro_batch_size_per_gpu=4 data.train_batch_size=256 data.max_length=1024 model.strategy=fsdp2
     model.fsdp_config.model_dtype=fp32 model.enable_gradient_checkpointing=true model.lora_rank=0
     model.lora_alpha=16 model.target_modules=all-linear ulysses_sequence_parallel_size=1 use_remove_padding=false

@@ -14,11 +14,11 @@ from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.keys import ACTOR
 from memplan.frameworks.verl.rollout import FIELDS, SHARE
 from memplan.models import load_model
-from memplan.tables.texts import values_of
+from memplan.tables.texts import settings_in
 from memplan.tables.trainer import version_key
 
 PLACES = ("reward_model.", "reward.reward_model.")
-USUAL: dict[str, Any] = values_of(
+USUAL: dict[str, Any] = settings_in(
     """gpu_memory_utilization=0.5 tensor_parallel=2 max_num_batched_tokens=8192 max_num_seqs=1024 enforce_eager=true
     dtype=bf16"""
 )

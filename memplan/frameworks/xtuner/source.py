@@ -21,7 +21,7 @@ from memplan.frameworks.programs.text import program_of
 from memplan.frameworks.programs.values import Method, Ref, Thing, Unknown, known, plain
 from memplan.frameworks.shell.reader import options_of, scalar
 from memplan.frameworks.transformers import only_launch
-from memplan.tables.texts import lines_of, values_of
+from memplan.tables.texts import lines_of, settings_in
 from memplan.units import words_of
 
 _PROGRAM = re.compile(r"(?:.*/)?tools/train\.py|xtuner\.tools\.train")
@@ -160,7 +160,7 @@ _NAME = re.compile(
     r"_(?P<short>512_)?e\d+"
 )
 _OTHERWISE = ("internlm2_5_chat_7b_qlora_alpaca_e3",)
-_QLORA: dict[str, Any] = values_of(
+_QLORA: dict[str, Any] = settings_in(
     """model.llm.torch_dtype=torch.float16 model.llm.quantization_config.type=BitsAndBytesConfig
     model.llm.quantization_config.load_in_4bit=true model.llm.quantization_config.bnb_4bit_use_double_quant=true
     model.llm.quantization_config.bnb_4bit_quant_type=nf4 model.lora.type=LoraConfig model.lora.r=64
