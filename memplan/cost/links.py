@@ -10,7 +10,7 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from memplan.cost.rates import GIGA, Device, Rates
-from memplan.spec.hardware import Cluster
+from memplan.spec.gpu import Cluster
 
 NOWHERE = Cluster()
 US = 1e-6
