@@ -249,3 +249,31 @@ def test_a_pages_command_finds_the_one_program_of_its_name() -> None:
     )
     _texts.cache_clear()
     assert check_file("b.yaml", CARD).job["batch_size"] == 7
+
+
+def test_a_config_that_says_nothing_of_gpus_is_read_as_the_script_beside_it_starts_it() -> None:
+    Path("train.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nloss_type: sigmoid\nmax_length: 512\nbf16: true\n"
+        "dataset_name: a/b\nper_device_train_batch_size: 2\n"
+    )
+    Path("run.sh").write_text("trl dpo --config train.yaml --num_processes 4\n")
+    started = check_file("train.yaml", {"gpu": "80GB"})
+    assert started.job["num_gpus"] == 4, started.assumed
+    assert check_file("train.yaml", {"gpu": "80GB", "num_gpus": 1}).job["num_gpus"] == 1
+
+
+def test_a_default_that_trl_changed_is_told_where_nothing_pins_the_version() -> None:
+    text = "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(model='Qwen/Qwen2.5-0.5B', args=GRPOConfig("
+    told = {
+        "": ["gradient_checkpointing full", "reference none"],
+        "beta=0.1, gradient_checkpointing=False, max_completion_length=256": [],
+    }
+    for more, keys in told.items():
+        Path("train.py").write_text(f"{text}{more})).train()\n")
+        forget()
+        found = check_file("train.py", {**CARD, "sequence_length": 512})
+        assert [each.partition(" (")[0] for each in found.assumed if "; until " in each] == keys
+    Path("pinned").mkdir()
+    Path("pinned/train.py").write_text(f"{text}max_completion_length=256)).train()\n")
+    Path("pinned/requirements.txt").write_text("trl==0.24.0\n")
+    assert not [each for each in check_file("pinned/train.py", CARD).assumed if "; until " in each]

@@ -164,6 +164,7 @@ def test_hostile_names(capsys: pytest.CaptureFixture[str], where: list[str], nam
 def test_one_line_escapes_and_cuts() -> None:
     assert one_line("a\x1b[0m\tb\n c") == "a\\x1b[0m b c"
     assert len(one_line("x" * 10_000)) == LONGEST
+    assert one_line("x", "y " * LONGEST).count("y") == LONGEST  # a hint is typed as it stands
 
 
 def test_a_bug_is_told_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -429,6 +429,10 @@ def test_sleep_fails_under_expandable_segments_in_older_versions() -> None:
             estimate({**job, "rollout": {"engine_version": version, "sleep": 1}})
         assert "0.20.2" in error.value.hint
     assert estimate({**job, "rollout": {"engine_version": "0.24.0", "sleep": 1}}).engine is not None
+    verl = {**job, "method": "grpo", "sharding": "fsdp", "num_gpus": 4, "rollout": {"engine": "vllm"}}
+    engine = estimate({**verl, "trainer": "verl", "trainer_version": "0.1"}).engine  # it moves the weights itself
+    assert engine is not None
+    assert engine.version == "0.6.3"
 
 
 @pytest.mark.parametrize("key", ["batch_size", "optimizer", "sharding", "trainer"])

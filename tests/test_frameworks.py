@@ -61,7 +61,7 @@ def test_a_trl_file_and_where_each_key_came_from(tmp_path: Path) -> None:
     assert given.sources["batch_size"] == "file"
     assert given.origins["batch_size"].endswith("file0.yaml, line 4: per_device_train_batch_size")
     assert given.sources["gradient_checkpointing"] == "trainer"
-    assert given.origins["gradient_checkpointing"] == "TRL 1.16: gradient_checkpointing true"
+    assert given.origins["gradient_checkpointing"] == "TRL 1.16: gradient_checkpointing true; until 0.21 false"
     assert given.sources["num_gpus"] == "default"
     assert "add --num-gpus" in given.origins["num_gpus"]
     assert given.sources["model"] == "option"

@@ -36,6 +36,8 @@ trainer: {n_gpus_per_node: 4, nnodes: 1}
 
 
 OPTIM = "actor_rollout_ref.actor.optim."
+HOST = f"+{OPTIM}override_optimizer_config.optimizer_cpu_offload=True"
+PRECISE = f"+{OPTIM}override_optimizer_config.use_precision_aware_optimizer=True"
 
 
 def read(tmp_path: Path, text: str, name: str = "run.sh", **options: Any) -> JobInput:
@@ -126,7 +128,7 @@ def test_megatron_s_workers(tmp_path: Path) -> None:
         "override_transformer_config.num_layers_in_last_pipeline_stage": 5,
     }
     words = " ".join(f"+{A}megatron.{key}={value}" for key, value in more.items())
-    optimizer = f"+{A}optim.override_optimizer_config.optimizer_cpu_offload=True {A}optim.optimizer=adam"
+    optimizer = f"{HOST} {PRECISE} {A}optim.optimizer=adam"
     found = read(tmp_path, f"{RL} --config-name=ppo_megatron_trainer.yaml {words} {optimizer} {A}use_kl_loss=True")
     job = found.job
     assert (job.trainer, job.sharding, job.precision) == ("verl-megatron", "distributed-optimizer", "bf16-master")
@@ -448,3 +450,18 @@ def test_a_budget_of_tokens_over_padded_rows_bounds_no_rows(
     found = read(tmp_path, f"{RL} {more} {R}log_prob_use_dynamic_bsz=False".replace("size=64", f"size={mini}"))
     assert (found.job.batch_size, found.job.token_budget) == (rows, None)
     assert [each.above for each in found.unread] == above
+
+
+@pytest.mark.parametrize(("more", "above"), [("", True), (PRECISE, False)])
+def test_states_on_the_host_without_the_precision_aware_optimizer(tmp_path: Path, more: str, above: bool) -> None:
+    found = read(tmp_path, f"{RL} {A}strategy=megatron {HOST} {more}")
+    assert found.job.megatron.optimizer_cpu_offload is not above
+    assert [each.above for each in found.unread if each.key.endswith("optimizer_cpu_offload")] == [True] * above
+
+
+@pytest.mark.parametrize(("coefficient", "above"), [("0", []), ("0.01", [True])])
+def test_a_checkpointed_entropy_holds_no_more_than_is_counted(
+    tmp_path: Path, coefficient: str, above: list[bool]
+) -> None:
+    found = read(tmp_path, f"{RL} {A}entropy_checkpointing=True {A}entropy_coeff={coefficient}")
+    assert [each.above for each in found.unread if each.key.endswith("entropy_checkpointing")] == above

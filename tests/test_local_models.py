@@ -124,3 +124,11 @@ def test_models_beside_the_trained_one_have_names_too() -> None:
     (asked,) = draft.unread
     assert (asked.asks, asked.decides) == ("extra_models", "model")
     assert """--set 'extra_models=[{"role": "teacher", "model": """ in asked.hint
+
+
+def test_the_example_of_a_name_that_nobody_knows_is_of_its_size() -> None:
+    for name, typed in {"/models/Qwen3.6-27B": "qwen3.5-27b", "/models/mine-27b": "Qwen/Qwen2.5-7B"}.items():
+        draft = Draft(values={"model": name})
+        with pytest.raises(NotKnown) as error:
+            settle_model(draft, {})
+        assert error.value.hint.endswith(f"--model {typed}")

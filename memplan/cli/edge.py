@@ -122,7 +122,7 @@ def one_line(text: str, hint: str = "") -> str:
     most = LONGEST - min(len(hint), LONGEST // 2)
     if len(text) > most:
         text = text[: most - 1] + "…"
-    return printable(" ".join(f"{text}{f'; {hint[:LONGEST]}' if hint else ''}".split()))
+    return printable(" ".join(f"{text}{f'; {hint[: 4 * LONGEST]}' if hint else ''}".split()))
 
 
 def _say(text: str) -> None:

@@ -66,8 +66,8 @@ STRANGE = re.compile(
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 
 
-VALUED = re.compile(r"add (--[\w-]+ \d+(?: --lora-targets \S+?)?)(?:, or --no-lora)?")
-"""A hint with a number of the file's own."""
+VALUED = re.compile(r"add (?:--model, such as )?(--model \S+|--[\w-]+ \d+(?: --lora-targets \S+?)?)(?:, or --no-lora)?")
+"""A hint with a number of the file's own, or with a model."""
 
 
 def one_hint(unread: Iterable[Unread]) -> str:

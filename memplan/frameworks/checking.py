@@ -19,7 +19,7 @@ from memplan.errors import (
 )
 from memplan.frameworks.asking import MODEL, model_hint, of_another_family, one_hint, within_positions
 from memplan.frameworks.documents import Document
-from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.draft import UNTIL, NotKnown
 from memplan.frameworks.folders import is_training, launcher_alone
 from memplan.frameworks.larger import on_its_own, spread, unshared
 from memplan.frameworks.reading import as_started, documents_of, framework_of, read_opened
@@ -276,6 +276,9 @@ def _assumed(given: JobInput, report: Report) -> Iterator[str]:
             cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
             whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
             yield f"{key} {report.job[key]} ({whose})"
+    for key, origin in given.origins.items():
+        if UNTIL in origin and report.sources.get(key) not in ("file", "option"):
+            yield f"{key} {report.job[key]} ({origin})"
     yield from (f"without {each.key} (--without)" for each in given.unread if each.why == LEFT_OUT)
     short = report.verdict is not None and report.verdict.fits == "no"
     if short and given.job.lengths is None and report.job.get("completion_length"):

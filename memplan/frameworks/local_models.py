@@ -4,17 +4,18 @@ their names, said aloud, or asked for."""
 import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
-from memplan.frameworks.asking import model_hint, of_another_family
+from memplan.frameworks.asking import MODEL, SUCH, model_hint, of_another_family
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.hugging_face.towers import internvl_of
 from memplan.models import load_model
-from memplan.presets import every_model, find_by_hub_id, find_preset, hub_ids, last_part
+from memplan.presets import every_model, find_by_hub_id, find_preset, hub_ids, last_part, model_names
 from memplan.spec.reading import Unread, unanswered
 
 _LOCAL = re.compile(
@@ -69,7 +70,21 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
     elif why:
         lora = draft.values.get("lora")
         asked = of_another_family(lora.get("targets") if isinstance(lora, Mapping) else None)
-        raise NotKnown(f"{said}: {name[:80]} {why}", model_hint(unanswered([*draft.unread, *asked], draft.options)))
+        unread = unanswered([*draft.unread, *asked], draft.options)
+        raise NotKnown(f"{said}: {name[:80]} {why}", model_hint(unread, _such_as(name)))
+
+
+_SIZE = re.compile(r"\d+(?:\.\d+)?b\b")
+
+
+def _such_as(name: str) -> str:
+    """How a model is named, with one of this size that is spelt most like it for an example: a newer one is often of an
+    older one's shape."""
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    size = _SIZE.search(last)
+    of_size = [known for known in model_names() if size and size.group() in _SIZE.findall(known)]
+    close = get_close_matches(last, of_size, 1, 0.8)
+    return MODEL.replace(SUCH["model"], f"--model {close[0]}") if close else MODEL
 
 
 def _settle_beside(draft: Draft) -> list[dict[str, Any]]:

@@ -59,7 +59,8 @@ def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = Fal
             f"rollout.pipeline_parallel: {of.pipeline_parallel} stages of {of.model.num_layers} layers",
             f"use 1 to {of.model.num_layers}",
         )
-    first = next((row for row in ERAS if row.engine == of.engine and row.expandable_sleeps), None)
+    later = (row for row in ERAS if row.engine == of.engine and row.since > era.since)
+    first = next((row for row in later if row.expandable_sleeps), None)
     if of.sleep and expandable_segments and not era.expandable_sleeps:
         newer = f", or {of.engine} {'.'.join(map(str, first.since))} and later" if first else ""
         raise InvalidJob(

@@ -55,7 +55,15 @@ TAKEN: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("1.12", "0.27.1"),
         ("1.16", "0.31.0"),
     ),
-    ("verl", "vllm"): (("0.4", "0.8.5"), ("0.6", "0.10.0"), ("0.6.1", "0.11.0"), ("0.7", "0.12.0"), ("0.9", "0.24.0")),
+    ("verl", "vllm"): (
+        ("0.1", "0.6.3"),
+        ("0.2", "0.7.3"),
+        ("0.3", "0.8.5"),
+        ("0.6", "0.10.0"),
+        ("0.6.1", "0.11.0"),
+        ("0.7", "0.12.0"),
+        ("0.9", "0.24.0"),
+    ),
     ("verl", "sglang"): (
         ("0.4", "0.4.6"),
         ("0.5", "0.4.8"),
@@ -67,7 +75,7 @@ TAKEN: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ),
 }
 """The newest engine that a trainer takes from a version of its own on: the extras of trl 0.24 to 1.16 (before, none is
-named: the newest that was out), verl's images up to 0.7 and extras of 0.8 and 0.9."""
+named: the newest that was out), verl's setup.py of 0.1 and 0.2, images up to 0.7 and extras of 0.8 and 0.9."""
 
 
 def taken_by(trainer: str, version: str, engine: str) -> str:

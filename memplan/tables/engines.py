@@ -64,7 +64,7 @@ class Era(NamedTuple):
     """Where it can sleep, weights that loading replaces (for a kernel's layout, or quantised there) stay in its pool as
     PyTorch's, so that the cache is given their place a second time."""
     expandable_sleeps: bool = False
-    """Sleep works under expandable_segments; else an assertion fails."""
+    """Sleep works under expandable_segments; else an assertion fails. Before 0.7 it is the trainer's own."""
     loads: Literal["blocks", "unsplit", "segments"] = "blocks"
     """What its figure of the weights counts (``engine/generation/loading.py``)."""
     pools: tuple[str, ...] = ()
@@ -88,9 +88,13 @@ _OLD = Era(
     sampler=38.5,
     widest_graphs=(256, 8),
     whole_prompts=True,
+    expandable_sleeps=True,
 )
 _V0 = _OLD._replace(
-    since=(0, 7, 0), source="vllm 0.7 worker/worker.py: determine_num_available_blocks", context_inside=False
+    since=(0, 7, 0),
+    source="vllm 0.7 worker/worker.py: determine_num_available_blocks",
+    context_inside=False,
+    expandable_sleeps=False,
 )
 _FIRST = _V0._replace(
     since=(0, 8, 5),

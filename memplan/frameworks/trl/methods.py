@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
+from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import Settings
-from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.draft import UNTIL, NotKnown
 from memplan.frameworks.hugging_face.arguments import DEFAULTS
 from memplan.frameworks.trl.keys import COMMANDS, LOSSES, METHOD_KEYS, METHODS, MODEL, NOT_MODELLED
 from memplan.frameworks.trl.keys import TRAINER as TRL_TRAINER
@@ -103,3 +103,21 @@ def defaults_of(method: str, version: str) -> dict[str, Any]:
     if since < (0, 18) and method == "grpo":
         found["beta"] = 0.04
     return found
+
+
+ERAS = (("gradient_checkpointing", (0, 22), "0.21 false"), ("reference", (0, 18), "0.17 beta 0.04"))
+"""Keys of a job whose default took more before, since when it is as now, and what it was (``defaults_of``)."""
+
+_PINNED = re.compile(r"\b(pins|installs)\b")
+
+
+def of_no_version(draft: Draft) -> None:
+    """Says of a default that TRL changed what it was, where nothing pins the version."""
+    told = draft.origins.get("trainer_version")
+    if "trainer_version" in draft.given or (told is not None and _PINNED.search(told.text)):
+        return
+    version = version_key(str(draft.options.get("trainer_version") or "")) or (99,)
+    for key, since, before in ERAS:
+        origin = draft.origins.get(key)
+        if origin is not None and origin.kind == DEFAULT and origin.text.startswith("TRL") and version >= since:
+            draft.origins[key] = Origin(DEFAULT, f"{origin.text}{UNTIL}{before}")

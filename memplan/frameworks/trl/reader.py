@@ -26,7 +26,7 @@ from memplan.frameworks.launch import Launch, launches, put_allocator
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
 from memplan.frameworks.trl.keys import HARMLESS, KNOWN_LOSSES, MARKS, METHODS, NOT_MODELLED
 from memplan.frameworks.trl.launch import LAUNCHER, read_trl_file, read_trl_launcher
-from memplan.frameworks.trl.methods import by_loss, defaults_of, method_of, method_of_file
+from memplan.frameworks.trl.methods import by_loss, defaults_of, method_of, method_of_file, of_no_version
 from memplan.frameworks.trl.online import COMPLETIONS, read_online
 from memplan.frameworks.trl.own_groups import count_group, of_images
 from memplan.frameworks.trl.switches import read_switches
@@ -167,6 +167,7 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS | LAUNCHER | DIALECT_HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
+    draft.finishers["eras"] = of_no_version
 
 
 def _environment(keys: Keys) -> None:

@@ -13,6 +13,7 @@ from memplan.spec.megatron import Megatron
 
 VIRTUAL = "virtual_pipeline_model_parallel_size"
 CHANGES = ("override_transformer_config.", "override_ddp_config.", "override_mcore_model_config.")
+HOSTED = ("optimizer_cpu_offload", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 OF_MINDSPEED = {"use_fused_rmsnorm": "norm_fusion"}
 """Megatron of another make -> the job's settings."""
 QUIET = words(
@@ -56,6 +57,16 @@ def read_megatron(keys: Keys, at: str, strategy: str, optim: str) -> None:
     for change in CHANGES:
         _changes(keys, f"{at}{change}")
     _changes(keys, f"{optim}override_optimizer_config.")
+    _on_the_host(keys, f"{optim}override_optimizer_config.optimizer_cpu_offload")
+
+
+def _on_the_host(keys: Keys, key: str) -> None:
+    """Without the precision-aware optimizer, which Megatron's own arguments ask for beside it and verl's do not, master
+    weights stay on the card (megatron/core/optimizer/distrib_optimizer.py): so is all counted."""
+    settings = keys.draft.values.get("megatron") or {}
+    if settings.get("optimizer_cpu_offload") and not settings.get("use_precision_aware_optimizer"):
+        keys.draft.values["megatron"] = {name: value for name, value in settings.items() if name not in HOSTED}
+        keys.bound(key, "without use_precision_aware_optimizer states are counted as on the card", "optimizer")
 
 
 def _recompute(keys: Keys, at: str) -> None:

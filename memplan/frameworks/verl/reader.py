@@ -143,6 +143,9 @@ def _entropy(keys: Keys) -> None:
         keys.put("entropy", "metric", f"{ACTOR}calculate_entropy")
     elif keys.framework.title == "EasyR1":  # nor of its scores (verl/workers/actor/dp_actor.py: compute_log_prob)
         keys.put("entropy", "unscored")
+    for key in (f"{ACTOR}entropy_checkpointing", f"{ACTOR}fsdp_config.entropy_checkpointing"):
+        if keys.flag(key) and keys.draft.values.get("entropy") == "loss":  # else no gradient goes through it
+            keys.bound(key, "what the entropy holds for its gradient is counted as held", "loss")
 
 
 def _close(keys: Keys) -> None:
