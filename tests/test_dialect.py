@@ -239,6 +239,9 @@ def test_a_model_is_asked_for_that_has_what_the_file_has() -> None:
         assert check(f"{own} {tower}").hint == SEEING.replace("or another that sees", "with your own values"), tower
     known = check(f"{own} mlp2x_gelu --vision_tower ./mine.pt".replace("./mine ", "Qwen/Qwen2.5-0.5B "))
     assert known.hint.startswith(SEEING[:37]), known.hint
+    seen = check(f"{own[:27]} --per_device_train_batch_size 1 --output_dir x --freeze_connector True --bf16").hint
+    assert seen.startswith(SEEING[:36]), seen
+    assert "--set images.per_example=1" in seen, seen
     fused = "--model_name_or_path ./mine --use_lora --lora_r 8 --lora_target_modules c_attn attn.c_proj w1 w2"
     hint = check(f"{fused} --per_device_train_batch_size 1 --max_seq_length 64 --output_dir x").hint
     assert hint == "add --model Qwen/Qwen2.5-7B --lora-targets all-linear, with your own values"

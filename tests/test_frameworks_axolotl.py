@@ -44,6 +44,23 @@ def read(tmp_path: Path, text: str, **options: Any) -> JobInput:
     return read_target(str(path), options)
 
 
+@pytest.mark.parametrize(
+    ("name", "adapter", "precision", "quantization"),
+    [
+        ("3.2-1B", "qlora", "bf16", "nf4-double"),
+        ("3.2-1B", "lora", "bf16-amp", "none"),
+        ("3.2-1B", "lora\ndeepspeed: ds.json", "auto", "none"),
+        ("3.2-1B-bnb-4bit", "lora", "bf16", "nf4-double"),
+    ],
+)
+def test_four_bits_are_quantised_for_qlora_alone(
+    tmp_path: Path, name: str, adapter: str, precision: str, quantization: str
+) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    found = read(tmp_path, QLORA.replace("3.2-1B", name).replace("adapter: qlora", f"adapter: {adapter}"), num_gpus=8)
+    assert (found.job.precision, found.job.quantization or "none") == (precision, quantization)
+
+
 def test_a_published_example(tmp_path: Path) -> None:
     found = read(tmp_path, QLORA)
     job = found.job

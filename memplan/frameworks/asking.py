@@ -91,8 +91,9 @@ def one_hint(unread: Iterable[Unread]) -> str:
     asked -= {"lora.r", "lora.targets"} if "lora" in asked else set()
     own = {each.asks: found[1] for each in deciding if (found := VALUED.fullmatch(each.hint))}
     if SEEING in hints:
-        own["model"] = SEEING.partition(",")[0].removeprefix("add ")
         asked.add("model")
+    if SEEING in hints or {"model", "images"} <= asked:
+        own["model"] = SEEING.partition(",")[0].removeprefix("add ")
     typed = " ".join(own.get(key, such) for key, such in SUCH.items() if key in asked)
     if command and options:
         return f"{command}, or add {typed}"

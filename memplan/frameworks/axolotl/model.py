@@ -8,11 +8,13 @@ from memplan.frameworks.axolotl.keys import ATTENTION_FLAGS, LIGER
 from memplan.frameworks.base import DEFAULT, Keys, Origin
 from memplan.frameworks.hugging_face.arguments import read_attention
 from memplan.frameworks.hugging_face.switches import mapping
+from memplan.frameworks.local_models import STORED
 from memplan.frameworks.own_words.names import lora_targets, module_names
 
 
 def read_adapter(keys: Keys) -> None:
-    """``adapter``: lora or qlora, over a base in 4 or 8 bits (nf4, quantised twice)."""
+    """``adapter``: lora or qlora, over a base in 4 or 8 bits (nf4, quantised twice). Four bits beside lora are
+    none: the base is loaded as it is (loaders/model.py: _set_quantization_config), and prepared as one of them."""
     kind = (keys.text("adapter") or "").lower()
     names = (
         "lora_r",
@@ -52,6 +54,11 @@ def read_adapter(keys: Keys) -> None:
         lora["dtype"] = keys.draft.facts["load"][0]
     keys.put("lora", lora, "adapter")
     keys.skip(*names)
+    stored = STORED.search(keys.text("base_model") or "") or keys.flag("gptq")
+    if four and kind == "lora" and not stored:
+        keys.warn("load_in_4bit", "Axolotl quantises for adapter: qlora alone, and casts this base to fp32", "")
+        keys.draft.facts["cast"] = True
+        four = None
     if four:
         inner = mapping(keys, "bnb_config_kwargs") if keys.has("bnb_config_kwargs") else None
         quant = (inner.text("bnb_4bit_quant_type") if inner else None) or "nf4"
@@ -63,6 +70,13 @@ def read_adapter(keys: Keys) -> None:
         keys.draft.put(
             "kbit_upcast", False, Origin(DEFAULT, f"{keys.framework.label}: norms are cast back to torch_dtype")
         )
+
+
+def put_cast(keys: Keys) -> None:
+    """A base that is prepared as if it were quantised is fp32; not under FSDP and ZeRO-3, where nothing is prepared."""
+    if "cast" in keys.draft.facts and not str(keys.draft.values.get("sharding")).startswith(("fsdp", "zero3")):
+        why = f"{keys.framework.label}: PEFT's prepare_model_for_kbit_training casts what is not quantised"
+        keys.draft.facts["load"] = ("fp32", Origin(DEFAULT, why))
 
 
 def _parts(keys: Keys) -> dict[str, Any]:

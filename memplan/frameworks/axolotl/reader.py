@@ -18,7 +18,7 @@ from memplan.frameworks.axolotl.keys import (
     TRL_VERSION,
 )
 from memplan.frameworks.axolotl.launch import read_start, starts
-from memplan.frameworks.axolotl.model import read_adapter, read_attention_flags, read_kernels
+from memplan.frameworks.axolotl.model import put_cast, read_adapter, read_attention_flags, read_kernels
 from memplan.frameworks.axolotl.switches import read_switches
 from memplan.frameworks.axolotl.write import in_flags, trainer_of, write
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
@@ -239,6 +239,7 @@ def _spread(keys: Keys) -> None:
     if keys.text("adapter") and str(keys.draft.values.get("sharding")).startswith("fsdp"):
         kind, origin = keys.draft.facts["load"]  # the frozen base stays as it is loaded; what trains is upcast
         keys.draft.put("precision", kind, origin)
+    put_cast(keys)
     sizes = {name: keys.whole(name) or 1 for name in ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size",
                                                       "context_parallel_size", "sequence_parallel_degree")}  # fmt: skip
     context = max(sizes["context_parallel_size"], sizes["sequence_parallel_degree"])
