@@ -227,3 +227,62 @@ def test_a_parser_of_h4s_takes_a_config_first(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("torchrun --nproc_per_node 1 run_sft.py c.yaml --max_length=128\n")
     job = read_target(str(tmp_path / "a.sh"), {}).job
     assert (job.model, job.sequence_length, job.batch_size) == ("Qwen/Qwen2.5-0.5B", 128, 5)
+
+
+@pytest.mark.parametrize(
+    ("bits", "after", "precision", "checkpointing"),
+    [
+        ("", "", "fp32", "none"),  # which peft casts whole, and does not checkpoint
+        ("", "model = model.to(torch.bfloat16)\n", "bf16", "none"),
+        (", load_in_8bit=True", "", "bf16", "full"),
+    ],
+)
+def test_a_whole_model_that_is_prepared_as_if_it_had_few_bits(
+    tmp_path: Path, bits: str, after: str, precision: str, checkpointing: str
+) -> None:
+    text = (
+        "from peft import prepare_model_for_kbit_training\n"
+        f"model = AutoModelForCausalLM.from_pretrained(ID, torch_dtype=torch.bfloat16{bits})\n"
+        f"model = prepare_model_for_kbit_training(model)\n{after}"
+        "model = get_peft_model(model, LoraConfig(r=4, target_modules=['self_attn.q_proj', 'mlp.up_proj']))\n"
+        f"{LENGTH}Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=2)).train()\n"
+    )
+    job = read(tmp_path, text).job
+    assert (job.precision, job.gradient_checkpointing) == (precision, checkpointing)
+    assert job.lora is not None
+    assert job.lora.targets == ("q_proj", "up_proj")
+
+
+@pytest.mark.parametrize(
+    ("given", "batch", "why"),
+    [({}, 16, "evaluation scores 12 completions"), ({"batch_size": 8}, 8, "more rows than --batch-size")],
+)
+def test_an_evaluation_of_more_completions_than_a_step_is_counted_as_a_step(
+    tmp_path: Path, given: dict[str, int], batch: int, why: str
+) -> None:
+    text = (
+        "from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig(per_device_train_batch_size=8, num_generations=8,"
+        " eval_strategy='steps', per_device_eval_batch_size=12)\n"
+        "GRPOTrainer(model=ID, args=args, reward_funcs=f, train_dataset=a).train()\n"
+    )
+    found = read(tmp_path, text, **given)
+    assert found.job.batch_size == batch
+    assert why in f"{found.unread}{found.warnings}"
+
+
+def test_rows_are_no_longer_than_what_a_tokenizers_limit_is_compared_with(tmp_path: Path) -> None:
+    text = (
+        "args = SFTConfig(max_length=min(tokenizer.model_max_length, 640))\n"
+        "SFTTrainer(model=AutoModelForCausalLM.from_pretrained(ID), args=args).train()\n"
+    )
+    assert read(tmp_path, text).job.sequence_length == 640
+
+
+def test_rows_that_are_cut_in_pieces(tmp_path: Path) -> None:
+    text = (
+        "block_size = 320\ndef group(rows):\n    whole = {key: sum(rows[key], []) for key in rows}\n"
+        "    return {k: [t[i : i + block_size] for i in range(0, n, block_size)] for k, t in whole.items()}\n"
+        + ARGS.format("")
+        + "Trainer(model=AutoModelForCausalLM.from_pretrained(ID), args=args, train_dataset=data.map(group)).train()\n"
+    )
+    assert read(tmp_path, text).job.sequence_length == 320

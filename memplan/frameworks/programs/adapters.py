@@ -146,6 +146,8 @@ def _targets(lora: dict[str, Any], config: Thing, draft: Draft) -> None:
             lora.pop("targets")
         else:
             lora["targets"] = [targets]
+    elif isinstance(targets, list):  # PEFT compares how names end: self_attn.q_proj
+        lora["targets"] = [str(each).rpartition(".")[2] for each in targets]
     if targets == ["all-linear"]:
         lora["targets"] = "all-linear"
     if isinstance(lora.get("modules_to_save"), str):

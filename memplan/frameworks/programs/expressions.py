@@ -167,7 +167,7 @@ class Expressions(Tracing):
         loop, found = node.generators[0], dict[Any, Any]()
         pairs = self.evaluate(loop.iter, frame)
         if len(node.generators) > 1 or not are_pairs(pairs) or len(pairs) > 10 * MAX_ITEMS:
-            return self.unknown(node)
+            return self._once(node, node.value, pairs, frame)
         for pair in pairs:
             inner = Frame({}, frame)
             self.assign(loop.target, pair, inner)
@@ -182,7 +182,7 @@ class Expressions(Tracing):
         values = self.evaluate(loop.iter, frame)
         one = len(node.generators) == 1 and type(values) in (list, tuple) and len(values) <= MAX_ITEMS
         if not (one and known(values)):
-            return self._once(node, values, frame)
+            return self._once(node, node.elt, values, frame)
         found: list[Any] = []
         for each in values:
             inner = Frame({}, frame)
@@ -194,12 +194,12 @@ class Expressions(Tracing):
             found += [self.evaluate(node.elt, inner)] if all(kept) else []
         return found
 
-    def _once(self, node: ast.ListComp, values: Any, frame: Frame) -> Any:
+    def _once(self, node: ast.ListComp | ast.DictComp, one: ast.expr, values: Any, frame: Frame) -> Any:
         """Of a list that data makes one element, for what its calls say: ``[tokenize(each, 512) for each in rows]``."""
-        if len(node.generators) == 1 and isinstance(node.elt, ast.Call):
+        if len(node.generators) == 1 and isinstance(one, (ast.Call, ast.Subscript, ast.ListComp)):
             inner, self.loops = Frame({}, frame), self.loops + 1
             self.assign(node.generators[0].target, self.calls.element(self, values, node.generators[0].iter), inner)
-            self.evaluate(node.elt, inner)
+            self.evaluate(one, inner)
             self.loops -= 1
         return self.unknown(node)
 

@@ -56,6 +56,9 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
     if thing is not None:
         _loading(thing, trainer, gathered, run, draft, old)
     quantised = put_quantisation(thing, gathered, draft)
+    asked = "quantization" in draft.given or any(each.asks == "quantization" for each in draft.unread)
+    if thing is not None and not (quantised or asked):
+        _prepared_whole(thing, gathered)
     config = trainer.values.get("peft_config") or (thing.values.get("peft_config") if thing else None)
     if thing is not None:
         config = _started(config, thing, draft)
@@ -79,6 +82,15 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
         standby = str(run.globals.names.get("os.environ.UNSLOTH_VLLM_STANDBY")) == "1"
         put_defaults(trainer, run.imported, gathered)
         put_unsloth(thing, trainer, config, gathered, draft, standby)
+
+
+def _prepared_whole(thing: Thing, gathered: Gathered) -> None:
+    """``prepare_model_for_kbit_training`` of a model of whole weights: it casts all of them to fp32 and checkpoints
+    nothing (peft 0.19 utils/other.py)."""
+    order = list(thing.values)
+    prepared = thing.values.pop("prepared", None)
+    if isinstance(prepared, Thing) and "cast" not in order[order.index("prepared") :]:
+        gathered.add("dtype", "float32", prepared.place)
 
 
 def _started(config: Any, thing: Thing, draft: Draft) -> Any:

@@ -101,8 +101,10 @@ class Run(Statements):
             raise InvalidJob(f"{self.place(node)}: more than is followed of one program", SHORTER)
 
     def cut(self, node: ast.Slice, bound: Any) -> None:
-        """``ids[:MAX_LENGTH]``: a row is cut here, by the bound's name."""
+        """``ids[:MAX_LENGTH]``, ``ids[at : at + block_size]``: a row is cut here, by the bound's name."""
         upper = node.upper
+        if isinstance(upper, ast.BinOp) and node.lower and ast.dump(upper.left) == ast.dump(node.lower):
+            bound, upper = self.evaluate(upper.right, self.frame), upper.right
         if upper is not None and not isinstance(upper, ast.Constant) and CUTS.search(written(upper)):
             self.lengths.append((bound, self.place(node), written(upper)))
 
@@ -205,9 +207,8 @@ class Run(Statements):
         self.path, self.doubts, self.loops = before, doubts, loops
 
     def _functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
-        made = Function(node, frame, self.path)
-        self.functions.append(made)
-        frame.bind(node.name, made)
+        self.functions.append(Function(node, frame, self.path))
+        frame.bind(node.name, self.functions[-1])
 
     _asyncfunctiondef = _functiondef
 

@@ -6,9 +6,11 @@ Source: trl 1.16 trainer/grpo_config.py, rloo_config.py, experimental/online_dpo
 import re
 from functools import partial
 
-from memplan.frameworks.base import FILE, Draft, Keys
+from memplan.frameworks.base import ASSUMED, FILE, Draft, Keys, Origin
+from memplan.frameworks.documents import Settings
 from memplan.frameworks.generating import put, put_engine, put_server, read_fields
 from memplan.tables.trainer import version_key
+from memplan.units import ceil_div
 
 PROMPT = 512
 """Tokens that are assumed of a prompt where nothing bounds it: max_prompt_length's default until TRL 0.28."""
@@ -26,6 +28,24 @@ VLLM = {
     "vllm_quantization": "quantization",
 }
 """Of the engine, where no server is started with its own."""
+
+
+def put_evaluation(settings: Settings, rows: int, draft: Draft) -> None:
+    """Evaluation generates and scores its batch at once, without gradients (trl 1.16 trainer/grpo_trainer.py:
+    _generate_and_score_completions): where that is more than a step's, a step of as many is counted, which holds no
+    less."""
+    said = {**draft.values, **draft.options}
+    batch, group = said.get("batch_size"), (said.get("rollout") or {}).get("group_size") or 1
+    if said.get("method") not in ("grpo", "rloo") or not isinstance(batch, int) or rows <= batch:
+        draft.remarks.append(f"{settings.path}: what evaluation generates is not counted")
+    elif "batch_size" in draft.given:
+        draft.remarks.append(f"{settings.path}: an evaluation of more rows than --batch-size is not counted")
+    else:
+        draft.values["batch_size"] = ceil_div(rows, group) * group
+        key = "per_device_eval_batch_size"
+        draft.origins["batch_size"] = Origin(ASSUMED, f"{settings.where(key)}: {key}")
+        why = f"evaluation scores {rows} completions at once: a step of as many is counted"
+        draft.bound(key, settings.where(key), why, "lengths", hint=f"add --batch-size {batch}, if none is evaluated")
 
 
 def read_online(keys: Keys, method: str) -> None:

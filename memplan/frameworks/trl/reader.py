@@ -6,6 +6,7 @@ Defaults are TRL's by method (``trl_keys``); what it shares with transformers is
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
@@ -27,7 +28,7 @@ from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_la
 from memplan.frameworks.trl.keys import HARMLESS, KNOWN_LOSSES, MARKS, METHODS, NOT_MODELLED
 from memplan.frameworks.trl.launch import LAUNCHER, read_trl_file, read_trl_launcher
 from memplan.frameworks.trl.methods import by_loss, defaults_of, method_of, method_of_file, of_no_version
-from memplan.frameworks.trl.online import COMPLETIONS, read_online
+from memplan.frameworks.trl.online import COMPLETIONS, put_evaluation, read_online
 from memplan.frameworks.trl.own_groups import count_group, of_images
 from memplan.frameworks.trl.switches import read_switches
 from memplan.frameworks.trl.write import write
@@ -146,9 +147,9 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     if keys.has("model_revision") and keys.text("model_revision") != "main":
         keys.copy("revision", "model_revision")
     read_arguments(keys)
-    if name in COMPLETIONS and draft.values.pop("eval_batch_size", None):
+    if name in COMPLETIONS and (rows := draft.values.pop("eval_batch_size", None)):
         draft.origins.pop("eval_batch_size")
-        keys.draft.remarks.append(f"{settings.path}: what evaluation generates is not counted")
+        draft.finishers["evaluates"] = partial(put_evaluation, settings, rows)
     _model_arguments(keys)
     _adapter(dialect)
     _lengths(dialect, name)
