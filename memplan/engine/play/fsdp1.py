@@ -6,12 +6,14 @@ torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward
 
 from collections import deque
 
+from memplan.engine.parallel.fsdp1.beside_layers import waits_for_layer_before
 from memplan.engine.parallel.fsdp1.held_inputs import leaves_behind
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.sharding import Group
 from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.play.wrapping import LAUNCHES
 from memplan.engine.tape.graph import Param, Tensor
+from memplan.units import ceil_div
 
 COMPUTING, PREPARING = 0, 3
 """The stream of modules and of autograd, and that on which shards are cast (``_pre_unshard_stream``)."""
@@ -66,11 +68,22 @@ class Fsdp1(Fsdp2):
         super().begin()
 
     def before(self, layer: int, x: Tensor) -> Tensor:
-        """``_pre_forward``; with forward_prefetch the next unit is gathered too."""
-        x = super().before(layer, x)
-        if self.recipe.sharding.fsdp.forward_prefetch and layer + 1 < len(self.layers):
+        """``_pre_forward``; with forward_prefetch the next unit is gathered too, whose flat gradient autograd then puts
+        together when this one has run back."""
+        if not self.recipe.sharding.fsdp.forward_prefetch or self.apart:
+            return super().before(layer, x)
+        self._enter(self.layers[layer])
+        ahead = self.layers[layer + 1 : layer + 2]
+        for group in ahead:
+            self._unshard(group)
+        own = ahead if waits_for_layer_before(self.recipe) else self.layers[layer : layer + 1]
+        return self._then(x, own[0], self._post_backward) if own else x
+
+    def after(self, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
+        """Adapters that are units come last: the next layer is gathered beside this one."""
+        if self.recipe.sharding.fsdp.forward_prefetch and self.apart and layer + 1 < len(self.layers) and not again:
             self._unshard(self.layers[layer + 1])
-        return x
+        return super().after(layer, y, again=again)
 
     def _unshard(self, group: Group) -> None:
         """The shard in low precision, while the gather into the flat parameter runs."""
@@ -110,6 +123,7 @@ class Fsdp1(Fsdp2):
             self._reshard(group)
         if not again:
             self._record(group)
+        group.hooked = y.needs_grad
         return self._then(y, group, self._pre_backward)
 
     def _record(self, group: Group) -> None:
@@ -122,6 +136,7 @@ class Fsdp1(Fsdp2):
             if other.arrived:
                 self._post_backward(other)
         self._unshard(group)
+        group.hooked = False
         if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE" and not self._adapted(group):
             self._prefetch(group)
         behind, self.behind = self.behind, None
@@ -151,9 +166,10 @@ class Fsdp1(Fsdp2):
     def took(self, param: Param, scope: object, *, is_new: bool) -> None:
         """An adapter that is a unit is reduced alone. Before the first of a layer runs back (BACKWARD_POST: after it)
         its hook gathers the layer before."""
-        if not self.apart or (scope == OUTSIDE and self._unit_of(param, scope) is not self.root):
+        own = self._unit_of(param, scope)
+        if not self.apart or (own is not self.root if scope == OUTSIDE else param.name in own.place):
             super().took(param, scope, is_new=is_new)
-            if self.apart and self._unit_of(param, scope) is self.first:  # token ids have no gradient to wait for
+            if self.apart and own is self.first:  # token ids have no gradient to wait for
                 self._post_backward(self.first)
             return
         if self.reduces:
@@ -168,10 +184,24 @@ class Fsdp1(Fsdp2):
         self.alone = {} if self.alone is None else self.alone
         grad = self.tape.stored.pop(param)
         flat = self._new(grad.dim.elements * grad.itemsize, "flat gradient", "gradients")
+        elements, used = grad.dim.elements, grad.itemsize
         del grad
         self.tape.record(flat, REDUCING)
-        shard = self._new(flat.dim.elements // self.recipe.sharding.ranks, "reduced gradients", "gradients", REDUCING)
-        self.alone.setdefault(param, shard)
+        adapter = self.recipe.adapter
+        assert adapter is not None
+        stored = adapter.magnitude_itemsize if param.name.endswith(".magnitude") else adapter.itemsize
+        self.alone.setdefault(param, self._scattered(elements, used, stored))
+
+    def _scattered(self, elements: int, used: int, stored: int) -> Tensor:
+        """``_reduce_grad``: a cast beside the flat gradient, and the rank's part, which is cast to the dtype of the
+        stored weights (``_cast_grad_to_param_dtype``)."""
+        reduce, part = self.recipe.storage.reduce_itemsize, ceil_div(elements, self.recipe.sharding.ranks)
+        cast = self._new(elements * reduce * (reduce != used), "cast", "buffers", REDUCING)
+        shard = self._new(part * reduce, "reduced gradients", "gradients", REDUCING)
+        if reduce != stored:
+            shard = self._new(part * stored, "shards of gradients", "gradients", REDUCING)
+        del cast
+        return shard
 
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
         """The hook that reshards a frozen unit holds what its checkpoint was given, and the gradient of that, to the
@@ -182,6 +212,8 @@ class Fsdp1(Fsdp2):
     def backward_ends(self) -> None:
         """Hooks of frozen units are taken off (``_finalize_params``)."""
         self.passes = 0
+        if self.layers and self.layers[0].arrived:
+            self._post_backward(self.layers[0])
         super().backward_ends()
         self.inputs = self.sums = None
 
@@ -191,9 +223,9 @@ class Fsdp1(Fsdp2):
         self.alone = None
 
     def _prefetch(self, group: Group) -> None:
-        """The unit before it in forward."""
+        """The unit before it in forward, if a gradient comes to what it gave (``_needs_pre_backward_unshard``)."""
         ahead = group.forwards.pop() - 1 if group.forwards else -1
-        if ahead >= 0:
+        if ahead >= 0 and self.order[ahead].hooked:
             self._unshard(self.order[ahead])
 
     def _post_backward(self, group: Group) -> None:

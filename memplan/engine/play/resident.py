@@ -20,7 +20,7 @@ class Resident:
     """Weights, adapters, models beside them, buffers and workspaces."""
 
     def __init__(self, recipe: Recipe, tape: PlayTape) -> None:
-        self.tape, self.held = tape, list[Tensor]()
+        self.tape, self.held, self.offloads = tape, list[Tensor](), recipe.sharding.fsdp.cpu_offload
         adapter, holds = recipe.adapter, held(recipe)
         self.weights = weights = in_order(recipe.model, adapter is None, adapter)
         shards, by_rows = holds.parameter_shards, recipe.sharding.name == "fsdp2"
@@ -36,7 +36,7 @@ class Resident:
             self.held += loaded(recipe, tape, weights)
             weights = [weight for weight in weights if not weight.trained and recipe.zero_stage < 3]
         for weight in sorted(weights, key=lambda weight: weight.adapter):
-            if recipe.sharding.fsdp.cpu_offload or self._packed(weight, recipe.quantised, shards):
+            if self._packed(weight, recipe.quantised, shards) or self.offloads:
                 continue
             elements = shard_elements([weight], shards, by_rows)
             self._hold(elements * holds.stored_itemsize(recipe, weight), weight.name, "parameters")
@@ -52,9 +52,7 @@ class Resident:
         category = model.role if model.role == "reference" else "extra_models"
         for weight in in_order(model.spec, False, None):
             own = 0 if recipe.storage.precision.master else weight.itemsize
-            if (model.sharded and recipe.sharding.fsdp.cpu_offload) or self._packed(
-                weight, model.quantised, 1, category
-            ):
+            if (model.sharded and self.offloads) or self._packed(weight, model.quantised, 1, category):
                 continue
             elements = shard_elements([weight], shards, recipe.sharding.name == "fsdp2")
             self._hold(elements * (own or model.itemsize), weight.name, category)
@@ -66,7 +64,8 @@ class Resident:
             return False
         for _ in range(weight.stacked):
             (first, packed), *rest = base.scheme.tensors(weight.rows, weight.columns).items()
-            for name, size in ((first, ceil_div(packed, shards)), *rest):
+            away = shards > 1 and self.offloads  # what is packed is a parameter, what scales it is none
+            for name, size in ((first, 0 if away else ceil_div(packed, shards)), *rest):
                 self._hold(size, f"{weight.name}.{name}", category)
         return True
 

@@ -3,7 +3,7 @@ gathers and reduces together."""
 
 from collections.abc import Callable
 
-from memplan.engine.parallel.fsdp2.units import Unit
+from memplan.engine.parallel.fsdp2.frame import Unit
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tensors import Weight
 
@@ -100,6 +100,8 @@ class Group:
         self.waiting: list[Tensor] = []
         self.shard: Tensor | None = None
         self.forwards: list[int] = []
+        self.hooked = False
+        """A gradient comes to what its last forward gave, and has not yet."""
 
     @property
     def is_whole(self) -> bool:

@@ -1,6 +1,6 @@
 """The units that FSDP makes of a model, with their hooks."""
 
-from memplan.engine.parallel.fsdp2.root import Parts, frozen_parts, frozen_unit, parts_of
+from memplan.engine.parallel.fsdp2.root import Parts, flat_parts, frozen_parts, frozen_unit, parts_of
 from memplan.engine.parallel.fsdp2.units import in_flat, unit_of
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.fsdp1 import Fsdp1
@@ -34,9 +34,8 @@ def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2
         layers += [flat_of(recipe, of_layer)] * run.count
     parts = parts_of(recipe, weights)
     root, first, tail = (flat_of(recipe, part) for part in parts[:3])
-    if adapter is not None and recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.wraps_adapters:
-        saved = [weight for weight in parts.root if weight.trained and weight.name in adapter.saved]
-        first, tail = ([weight for weight in saved if weight.unit == end] for end in ("embedding", "head"))
+    own = flat_parts(recipe, parts)
+    first, tail = (own.first, own.tail) if own is not parts else (first, tail)
     parts = Parts(root, first, tail, parts.opens)
     tower = tower_units(recipe, recipe.model, adapter is None, adapter)
     found = kind_of(recipe)(recipe, tape, parts, layers, lambda part: unit_of(part, recipe), tower)

@@ -45,6 +45,8 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
     ):
         return  # they are in the buckets
     trained = reached(recipe, weights)
+    if recipe.zero_stage >= 0 and recipe.batch.images is None:  # a tower that sees nothing is in flat groups alone
+        trained = [weight for weight in trained if weight.unit != "vision"]
     shards, whole = held(recipe).gradient_shards, False
     if gathers(recipe) and not recipe.sharding.sync_each_batch:
         shards, whole = 1, True

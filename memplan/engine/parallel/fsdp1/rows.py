@@ -14,17 +14,24 @@ torch 2.13 distributed/fsdp/_flat_param.py and _runtime_utils.py, in the program
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp1.held_inputs import enter_held_inputs, leaves_behind, never_freed
+from memplan.engine.parallel.fsdp1.beside_layers import add_gathered as _gathered
+from memplan.engine.parallel.fsdp1.beside_layers import (
+    enter_copies,
+    enter_copies_backward,
+    enter_layer_above,
+    gathered_next,
+)
+from memplan.engine.parallel.fsdp1.flat_gradients import HEAD, ROOT, enter_flat, enter_last_step
+from memplan.engine.parallel.fsdp1.held_inputs import RUN, enter_held_inputs, leaves_behind, never_freed
 from memplan.engine.parallel.fsdp2.all_gather import Stage, loss_is_inside
+from memplan.engine.parallel.fsdp2.ends import wraps_copies
+from memplan.engine.parallel.fsdp2.frame import NOTHING as NO_UNIT
+from memplan.engine.parallel.fsdp2.frame import Frame
 from memplan.engine.parallel.fsdp2.root import frame, frozen_frame
-from memplan.engine.parallel.fsdp2.units import NOTHING as NO_UNIT
-from memplan.engine.parallel.fsdp2.units import Frame, Unit, waits_for_reduction
+from memplan.engine.parallel.fsdp2.units import waits_for_reduction
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
-
-FLAT = "torch 2.13 distributed/fsdp/_flat_param.py"
-RUN = "torch 2.13 distributed/fsdp/_runtime_utils.py"
 
 
 def enter_fsdp1(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
@@ -61,9 +68,12 @@ def enter_fsdp1(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: l
                 ledger, "root (embedding, norm, head)", policy.root.gathered, opened, f"{name}.embedding-backward", why
             )
             opened = ""
-        _enter_flat(ledger, recipe, policy.root, NO_UNIT, f"{name}.reduce", "the root", reduces, policy.root.gathered)
+        last, whole = policy.root, policy.root.gathered
+        if policy.first.gradients:
+            last, whole = policy.first, whole + policy.first.gathered
+        enter_flat(ledger, recipe, last, NO_UNIT, f"{name}.reduce", ROOT, reduces, whole)
         if waits_for_reduction(recipe) and recipe.batch.accumulation > 1:
-            _enter_last_step(ledger, recipe, policy.root, policy.layers, f"{name}.reduce", "the root")
+            enter_last_step(ledger, recipe, last, [*policy.layers, policy.tail], f"{name}.reduce", ROOT)
         if never_freed(recipe, 3):
             why = "SHARD_GRAD_OP frees nothing in a backward that reduces nothing"
             _gathered(ledger, "all layers", policy.all_layers, f"{name}.embedding-backward", f"{name}.reduce", why)
@@ -76,23 +86,10 @@ def enter_fsdp1(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: l
         _enter_shards(ledger, policy, backwards[-1 if recipe.loss.pair_pass == "two-forward" else 0])
 
 
-def _gathered(ledger: Ledger, label: str, size: int, born: str, dies: str, why: str) -> None:
-    ledger.add(
-        f"gathered {label}",
-        "gathered_parameters",
-        size,
-        born,
-        dies,
-        template="elements of the flat parameter × bytes",
-        why=why,
-        source=f"{FLAT}: _alloc_padded_unsharded_flat_param",
-    )
-
-
 def _enter_first(ledger: Ledger, own: Frame, traced: TracedPass, instant: str) -> None:
     """The root's gather with its shard in low precision; then the first layer's, when its input is there."""
     first, embedded = own.layers[0], traced.layers[0].boundary
-    size = max(own.root.cast, first.gathered + first.cast + embedded)
+    size = max(own.root.cast, own.first.gathered + own.first.cast, first.gathered + first.cast + embedded)
     _gathered(ledger, "first layer, with its shard and input", size, instant, instant, "beside the root")
 
 
@@ -105,8 +102,10 @@ def _enter_forward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
     trace = traced.layers[at]
     copied = max(0, trace.boundary + own.layers[at].cast - trace.forward.size)
     _gathered(ledger, "layer", own.layers[at].gathered + copied, within, within, "gathered straight into place")
-    if recipe.sharding.fsdp.forward_prefetch and at + 1 < len(own.layers):
-        _gathered(ledger, "next layer", own.layers[at + 1].gathered, within, within, "forward_prefetch")
+    if recipe.sharding.fsdp.forward_prefetch:
+        ahead = gathered_next(own, traced, not wraps_copies(recipe) or recipe.adapter is None, stays)
+        _gathered(ledger, "next layer", ahead, within, within, "forward_prefetch")
+    enter_copies(ledger, own, traced, stays, (within, end, loss))
     if stays:
         whole = never_freed(recipe)
         before = own.all_layers - own.layers[at].gathered if whole else sum(unit.gathered for unit in own.layers[:at])
@@ -114,21 +113,30 @@ def _enter_forward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
         _gathered(ledger, "all layers", own.all_layers, end, loss or end, "SHARD_GRAD_OP keeps them to their backward")
 
 
+def _enter_tail(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, reduces: bool, stays: bool) -> None:
+    """A backward until it comes to the layers."""
+    last = own.layers[-1].gathered * (recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE")
+    name = traced.plan.name
+    for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
+        early = point == "loss-backward" and not loss_is_inside(recipe)
+        size = own.all_layers if stays else 0 if early else last
+        _gathered(ledger, f"layers, {point}", size, f"{name}.{point}", f"{name}.{point}", "gathered ahead")
+    enter_copies_backward(ledger, own, traced, stays)
+    if own.tail.gradients:
+        enter_flat(ledger, recipe, own.tail, NO_UNIT, f"{name}.tail-reduce", HEAD, reduces, own.tail.gathered)
+
+
 def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, reduces: bool, half: str) -> None:
     """The layer in use and the one gathered ahead; its flat gradient. Through which two forwards run back (``half``),
     a layer stays whole from the ``first`` to the ``second``, whose flat gradient is added to that of the first."""
     name, stays = traced.plan.name, recipe.sharding.fsdp.keeps_gathered or half == "second"
     ahead = recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE"
-    last = own.layers[-1].gathered if ahead else 0
-    for point in ("loss-backward", "head-backward", "final-norm-backward", "tail-reduce"):
-        early = point == "loss-backward" and not loss_is_inside(recipe)
-        size = own.all_layers if stays else 0 if early else last
-        _gathered(ledger, f"layers, {point}", size, f"{name}.{point}", f"{name}.{point}", "gathered ahead")
+    _enter_tail(ledger, recipe, own, traced, reduces, stays)
     # Trained linears that are units of their own come between: the layer below is gathered at the first of them.
     between = recipe.adapter is not None and recipe.sharding.fsdp.wraps_adapters
     ahead = ahead or (between and recipe.sharding.fsdp.backward_prefetch == "BACKWARD_POST")
     for i in traced.backward_layers:
-        below = own.layers[i - 1].gathered if i and ahead else 0
+        below = own.layers[i - 1].gathered if i and ahead and traced.layers[i - 1].backward else 0
         beside = below + own.layers[i - 1].cast * (between and below > 0)
         earlier = sum(unit.gathered for unit in own.layers[:i])
         earlier = own.all_layers - own.layers[i].gathered if never_freed(recipe, 3) else earlier
@@ -144,9 +152,14 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
             if ahead and i and not stays:
                 before = traced.layers[i].saved.size + traced.layers[i].boundary + own.layers[i - 1].cast
                 copied = max(0, before - alive.size) if not between else 0
+            elif not (stays or ahead):
+                copied = max(
+                    0, traced.layers[i].saved.size + traced.layers[i].boundary + own.layers[i].cast - alive.size
+                )
             _gathered(ledger, f"layer {i}, and the one ahead", size + copied, instant, instant, "in use and prefetched")
             _gathered(ledger, "layers below", earlier if stays else 0, instant, instant, "SHARD_GRAD_OP")
         end = traced.end_of(i)
+        enter_layer_above(ledger, recipe, own, traced, i)
         if i == 0:
             enter_held_inputs(ledger, recipe, traced, i, f"{name}.embedding-backward")
         for instant, _ in traced.layer_instants(i):
@@ -162,16 +175,18 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
             source="torch.autograd",
         )
         post = recipe.sharding.fsdp.backward_prefetch != "NO_PREFETCH" and i and not stays
+        post = post and bool(traced.layers[i - 1].backward)
         under = own.layers[i - 1] if post else NO_UNIT
         alone = between and recipe.adapter is not None and recipe.adapter.bias == "none"
         if i and not stays and (alone or not own.layers[i].gradients) and leaves_behind(recipe):
             size = 0 if below else own.layers[i - 1].gathered + own.layers[i - 1].cast
+            size += 0 if own.layers[i].gradients else own.layers[i].gathered
             _gathered(ledger, "unit before", size, end, end, "gathered before this is freed")
         used = own.layers[i].gathered + (below if not stays else 0)
         used += own.layers[i].gradients * (half == "second" and not traced.plan.mode.in_place)
-        _enter_flat(ledger, recipe, own.layers[i], under, end, f"layer {i}", reduces, used)
+        enter_flat(ledger, recipe, own.layers[i], under, end, f"layer {i}", reduces, used)
         if waits_for_reduction(recipe) and recipe.batch.accumulation > 1:
-            _enter_last_step(ledger, recipe, own.layers[i], own.layers[i + 1 :], end, f"layer {i}")
+            enter_last_step(ledger, recipe, own.layers[i], own.layers[i + 1 :], end, f"layer {i}")
 
 
 def _not_ahead(traced: TracedPass, i: int, instant: str, below: int) -> int:
@@ -186,59 +201,9 @@ def _not_ahead(traced: TracedPass, i: int, instant: str, below: int) -> int:
     return max(0, below - max(0, more))
 
 
-def _flat_reduction(unit: Unit, recipe: Recipe) -> int:
-    """What a reduction holds beside the flat gradient: its cast, a padded copy, the scattered output."""
-    cast = unit.reduced if recipe.storage.reduce_itemsize != recipe.numerics.itemsize else 0
-    return cast + unit.scattered
-
-
-def _enter_flat(
-    ledger: Ledger, recipe: Recipe, unit: Unit, below: Unit, instant: str, label: str, reduces: bool, used: int
-) -> None:
-    """The flat gradient beside those it is made of, while the unit is gathered (``used``); then its reduction."""
-    if not unit.gradients:
-        _gathered(ledger, f"after {label}", below.gathered, instant, instant, "gathered ahead")
-        return
-    root = label == "the root"  # whose gradients are rows until then
-    made = used + (1 if root else 2) * unit.gradients + unit.zeros
-    reduction = below.gathered + (0 if root else unit.gradients) + _flat_reduction(unit, recipe)
-    if not reduces or made >= reduction:
-        _gathered(ledger, f"{label}, at its flat gradient", used, instant, instant, "freed when its gradient is whole")
-        size, why = made - used, "put together from views' gradients, which are there still"
-    else:
-        _gathered(ledger, f"after {label}", below.gathered, instant, instant, "gathered ahead")
-        size, why = reduction - below.gathered, "cast for the reduction, and scattered"
-    ledger.add(
-        f"flat gradient of {label}",
-        "buffers",
-        size,
-        at=instant,
-        template="elements of the flat parameter × bytes",
-        why=why,
-        source=f"{RUN}: _post_backward_hook, _reduce_grad",
-    )
-
-
-def _enter_last_step(ledger: Ledger, recipe: Recipe, unit: Unit, above: list[Unit], instant: str, label: str) -> None:
-    """The last micro-step reduces what has waited: a cast comes beside its own flat gradient, which autograd has added
-    and holds; what is reduced is gone, and the gathered unit."""
-    gone = sum(other.gradients - other.shard for other in above)
-    gone += sum(other.gathered for other in above) if never_freed(recipe, 3) else 0
-    more = _flat_reduction(unit, recipe) - gone - unit.gradients - unit.gathered
-    ledger.add(
-        f"reduction of {label}, last micro-step",
-        "buffers",
-        max(0, more),
-        at=instant,
-        template="elements of the flat parameter × bytes",
-        why="what waited is cast and scattered",
-        source=f"{RUN}: _reduce_grad",
-    )
-
-
 def _enter_waiting(ledger: Ledger, recipe: Recipe, own: Frame, backwards: list[TracedPass]) -> None:
     """Flat gradients that wait whole: between micro-steps (``accumulated gradients``), or between halves of pairs."""
-    total = sum(unit.shard for unit in (*own.layers, own.root, own.blocks))
+    total = sum(unit.shard for unit in (*own.layers, *own.ends, own.blocks))
     if recipe.batch.accumulation > 1:
         _shards(ledger, "gradients", total, ledger.schedule[-1], own.place)
         return
@@ -277,8 +242,11 @@ def _enter_shards(ledger: Ledger, own: Frame, traced: TracedPass) -> None:
         shard = sum(_kept(unit.shard, own.place) for unit in own.layers[under + 1 : i + 1])
         _shards(ledger, f"layers {under + 1}-{i}", shard, ledger.after(traced.end_of(i)), own.place)
     end = ledger.after(f"{traced.plan.name}.reduce")
-    for label, unit in (("the root", own.root), ("the tower's blocks", own.blocks)):
+    for label, unit in ((ROOT, own.root), ("the embedding's copy", own.first), ("the tower's blocks", own.blocks)):
         _shards(ledger, label, _kept(unit.shard, own.place), end, own.place)
+    if own.tail.shard:
+        end = ledger.after(f"{traced.plan.name}.tail-reduce")
+        _shards(ledger, HEAD, _kept(own.tail.shard, own.place), end, own.place)
 
 
 def _kept(shard: int, place: str) -> int:

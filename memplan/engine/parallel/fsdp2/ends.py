@@ -9,7 +9,14 @@ from memplan.spec.recipe import Recipe
 
 def has_tail(recipe: Recipe) -> bool:
     """Whether head and final norm are a unit that is reduced when it has run back."""
+    if wraps_copies(recipe):
+        return recipe.adapter is not None and recipe.model.head.name in recipe.adapter.saved
     return gathers(recipe) and recipe.sharding.fsdp.own_ends and not recipe.model.head_is_tied
+
+
+def wraps_copies(recipe: Recipe) -> bool:
+    """FSDP1 around what PEFT trains, linear by linear."""
+    return gathers(recipe) and recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.wraps_adapters
 
 
 def reads_head(recipe: Recipe) -> bool:

@@ -1,7 +1,8 @@
 """What FSDP2's reductions hold over one pass: inputs of reduce-scatters, their outputs, and what waits for the last."""
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp2.units import Frame, Unit, adds_in_place, waits_for_reduction
+from memplan.engine.parallel.fsdp2.frame import Frame, Unit
+from memplan.engine.parallel.fsdp2.units import adds_in_place, waits_for_reduction
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
 

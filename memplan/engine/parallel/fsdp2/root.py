@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.parallel.fsdp2.ends import head_gathered_whole
-from memplan.engine.parallel.fsdp2.units import (
-    NOTHING,
-    Frame,
-    Unit,
-    layer_units,
-    of_layers,
-    padded,
-    unit_of,
-)
+from memplan.engine.parallel.fsdp2.ends import head_gathered_whole, wraps_copies
+from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, Unit
+from memplan.engine.parallel.fsdp2.units import layer_units, of_layers, padded, unit_of
 from memplan.engine.parallel.fsdp2.vision import units_of
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.tensors import Weight, layer_weights, model_weights
@@ -60,8 +53,18 @@ def parts_of(recipe: Recipe, weights: list[Weight]) -> Parts:
     return Parts([weight for weight in outside if weight not in first and weight not in tail], first, tail)
 
 
+def flat_parts(recipe: Recipe, parts: Parts) -> Parts:
+    """FSDP1: PEFT's trained copies of embedding and head are units by themselves (``fsdp_auto_wrap_policy``)."""
+    adapter = recipe.adapter
+    if adapter is None or not wraps_copies(recipe):
+        return parts
+    saved = [weight for weight in parts.root if weight.trained and weight.name in adapter.saved]
+    first, tail = ([weight for weight in saved if weight.unit == end] for end in ("embedding", "head"))
+    return parts._replace(root=[weight for weight in parts.root if weight not in saved], first=first, tail=tail)
+
+
 def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
-    place, parts = "host" if recipe.sharding.fsdp.cpu_offload else "gpu", parts_of(recipe, weights)
+    place, parts = "host" if recipe.sharding.fsdp.cpu_offload else "gpu", flat_parts(recipe, parts_of(recipe, weights))
     root, first, tail = (unit_of(part, recipe) for part in parts[:3])
     resharding = recipe.sharding.reshard_after_forward
     alone = recipe.sharding.ranks == 1

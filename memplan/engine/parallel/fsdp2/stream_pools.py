@@ -7,7 +7,7 @@ stream's peak stands beside it.
 """
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp2.units import Frame
+from memplan.engine.parallel.fsdp2.frame import Frame
 
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py; c10/cuda/CUDACachingAllocator.cpp"
 

@@ -4,8 +4,9 @@ Sizes are padded: each tensor is split along its first dimension (torch 2.13 _fu
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from operator import add
 
+from memplan.engine.parallel.fsdp2.frame import NOTHING, Unit
 from memplan.engine.parallel.tensor import of_rank
 from memplan.engine.tensors import Weight, layer_weights, marked
 from memplan.spec.layer import Layer
@@ -15,135 +16,7 @@ from memplan.spec.recipe import Recipe
 from memplan.tables.precisions import LOW, fits
 from memplan.units import ceil_div
 
-
-class Unit(NamedTuple):
-    """What is gathered and reduced together, in bytes."""
-
-    gathered: int
-    """Weights as modules use them."""
-    gradients: int
-    """Whole gradients as autograd makes them."""
-    reduced: int
-    """Input of the reduce-scatter, in the reduction's dtype."""
-    scattered: int
-    """Its output, and the copy in the weights' dtype where that is another."""
-    shard: int
-    """Gradients that stay: the rank's part, in the weights' dtype."""
-    last: int
-    """The gradient of its last tensor: a loop's variable keeps it through the reduction (``foreach_reduce``)."""
-    held: int
-    """Output of the reduce-scatter that hybrid sharding holds to the end of backward, beside a copy of other dtype."""
-    cast: int = 0
-    """The all-gather's input in backward: the rank's part in the gathered dtype, where it is stored in another; before
-    that, its copy from the host. After resharding to a number, a copy of the part that is there."""
-    replicated: int = 0
-    """Output of the reduce-scatter under hybrid sharding: what is held, where it is added to gradients that are there
-    already."""
-    waiting: int = 0
-    """Whole gradients that no backward has reduced yet, in the reduction's dtype, without its padding."""
-    parting: int = 0
-    """The most that resharding to a number adds: a tensor's part is cloned before the whole is freed, one after another
-    (``to_sharded_post_forward``)."""
-    zeros: int = 0
-    """FSDP1: gradients of views that nothing used, which autograd makes when it puts the flat gradient together."""
-    widest: int = 0
-    """The largest of the copies that the weights of one rank are cast to, one after another, before they are taken."""
-
-
-NOTHING = Unit(0, 0, 0, 0, 0, 0, 0)
-
-
-class TowerUnits(NamedTuple):
-    """The units of a vision tower: its patch embedding, one block, and the projector, where they are any."""
-
-    front: Unit
-    block: Unit
-    projector: Unit
-
-
-class Frame(NamedTuple):
-    """The units of a model, and how they are gathered."""
-
-    layers: list[Unit]
-    root: Unit
-    resharding: bool | int
-    """True; False: kept from forward to backward; a number: shared among so many ranks meanwhile."""
-    first: Unit = NOTHING
-    """The input embedding, where it is a unit of its own."""
-    tail: Unit = NOTHING
-    """Final norm and head, where they are one; with a tied embedding, which then opens the unit."""
-    opens: bool = False
-    """The tail is gathered at the embedding, and reduced at the end: its inputs are token ids."""
-    place: str = "gpu"
-    """Where shards are: on the host under CPU offload."""
-    first_left: bool = False
-    """The embedding, a unit of its own, has no backward: its part is always there under resharding to a number."""
-    blocks: Unit = NOTHING
-    """The blocks of a vision tower together: units of their own, reduced as the tower runs back."""
-    tower: TowerUnits | None = None
-    """The units of a tower that sees images, and whose blocks are traced one by one."""
-    left: int = 0
-    """Layers from the first on that have no backward, under resharding to a number: their part is always there."""
-    alone: bool = False
-    """One rank: nothing is gathered, each weight is copied as its unit begins (torch 2.13 ``wait_for_unshard``)."""
-
-    @property
-    def before_layers(self) -> Unit:
-        """The unit that runs before the first layer: its backward gathers that ahead."""
-        ends = (self.tower.projector, self.tower.block) if self.tower else ()
-        return next((unit for unit in ends if unit.gathered), self.first)
-
-    @property
-    def reshards(self) -> bool:
-        """Whether a layer's whole weights are freed after its forward."""
-        return self.resharding is not False
-
-    def output(self, unit: Unit) -> int:
-        """Bytes beside the weights that are copied out of it."""
-        return unit.widest if self.alone else unit.gathered
-
-    def ahead(self, unit: Unit) -> int:
-        """Bytes that are gathered before the unit begins."""
-        return 0 if self.alone else unit.gathered
-
-    def kept(self, unit: Unit) -> int:
-        """Bytes that stay of a layer from its forward to its backward."""
-        return 0 if self.resharding is True else unit.gathered // max(1, int(self.resharding))
-
-    def kept_until(self, i: int) -> int:
-        """Bytes that stay of the layers below ``i``, but for those that always do."""
-        total, size, last = 0, 0, None
-        for unit in self.layers[self.left : i] if self.resharding is not True else ():
-            if unit is not last:
-                last, size = unit, self.kept(unit)
-            total += size
-        return total
-
-    @property
-    def first_kept(self) -> int:
-        """Bytes that stay of the embedding, from its forward to its backward."""
-        return 0 if self.first_left else self.kept(self.first)
-
-    @property
-    def all_layers(self) -> int:
-        """Gathered bytes of all layers."""
-        return sum(unit.gathered for unit in self.layers)
-
-    @property
-    def always(self) -> Unit:
-        """Of a model that only runs forward: what no forward reshards, root and tail."""
-        return self.root._replace(gathered=self.root.gathered + self.tail.gathered)
-
-    @property
-    def ends(self) -> tuple[Unit, Unit, Unit]:
-        """The units outside the layers."""
-        return self.root, self.first, self.tail
-
-    @property
-    def named_ends(self) -> tuple[tuple[str, Unit, str], ...]:
-        """The same with a name, and the point of backward that reduces them."""
-        tail = "reduce" if self.opens else "tail-reduce"
-        return ("root", self.root, "reduce"), ("embedding", self.first, "reduce"), ("tail", self.tail, tail)
+FP32 = 4
 
 
 def padded(weight: Weight, ranks: int) -> int:
@@ -167,27 +40,76 @@ def adds_in_place(recipe: Recipe) -> bool:
 
 def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     """The bytes of one unit."""
+    base, adapter, apart = recipe.quantised, recipe.adapter, recipe.sharding.fsdp.wraps_adapters
+    # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
+    flat = recipe.sharding.name == "fsdp" and is_reached(weights, apart, adapter)
+    packed = [each for each in weights if base is not None and not each.trained and each.quantised_by(base)]
+    alone = [each for each in weights if each.adapter and apart and recipe.sharding.name == "fsdp"]
+    found = _of_tensors([each for each in weights if each not in packed and each not in alone], recipe, flat)
+    if alone:
+        found = Unit(*map(add, found, _alone(alone, recipe)))
+    return Unit(*map(add, found, _packed(packed, recipe, flat))) if packed else found
+
+
+def _packed(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
+    """Quantised matrices, to which no gradient comes: in a flat one autograd fills their places."""
+    base, compute, reduce = recipe.quantised, recipe.numerics.itemsize, recipe.storage.reduce_itemsize
+    assert base is not None
+    gathered = exact = 0
+    for each in weights:
+        weight, ranks = of_rank(each, recipe)
+        first, count = (
+            next(iter(base.scheme.tensors(weight.rows, weight.columns).values())),
+            weight.stacked * each.copies,
+        )
+        gathered, exact = gathered + ceil_div(first, ranks) * ranks * count, exact + first * count
+    if not flat:
+        return NOTHING._replace(gathered=gathered)
+    stores, elements = recipe.storage.precision.weights, exact // compute
+    part = elements // recipe.sharding.ranks
+    scattered = part * (reduce + stores * (stores != reduce))
+    return NOTHING._replace(
+        gathered=gathered,
+        gradients=exact,
+        reduced=elements * reduce,
+        scattered=scattered,
+        shard=part * stores,
+        waiting=exact,
+        zeros=exact,
+    )
+
+
+def _alone(weights: list[Weight], recipe: Recipe) -> Unit:
+    """Adapters that are units of their own: each is gathered and reduced by itself, and what is left are shards."""
+    used, stored = recipe.numerics.itemsize, (recipe.adapter or weights[0]).itemsize
+    trained = [each for each in weights if each.trained]
+    whole = sum(each.elements * each.copies for each in trained)
+    shard = sum(
+        ceil_div(each.elements, recipe.sharding.ranks) * each.copies * (each.itemsize or stored) for each in trained
+    )
+    waits = waits_for_reduction(recipe)
+    return NOTHING._replace(
+        gathered=max(each.elements for each in weights) * used, gradients=whole * used * waits, shard=shard
+    )
+
+
+def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
+    """Of weights that are stored as they are."""
     gathered = gradients = reduced = scattered = shard = last = held = cast = replicated = waiting = parting = 0
     widest = 0
     parts = max(1, int(recipe.sharding.reshard_after_forward))
-    base, adapter, own_dtype = recipe.quantised, recipe.adapter, not casts(recipe)
+    adapter, own_dtype = recipe.adapter, not casts(recipe)
     compute, reduce = recipe.numerics.itemsize, recipe.storage.reduce_itemsize
     stores, fsdp2 = recipe.storage.precision.weights, recipe.sharding.name == "fsdp2"
     offloads, replicates = recipe.sharding.fsdp.cpu_offload, recipe.sharding.fsdp.replicas > 1
-    # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
-    apart = recipe.sharding.fsdp.wraps_adapters
-    flat = recipe.sharding.name == "fsdp" and is_reached(weights, apart, adapter)
     zeros, how = 0, recipe.operators.kernels.float8
     for each in weights:
         weight, ranks = of_rank(each, recipe)
-        if base is not None and not weight.trained and weight.quantised_by(base):
-            first = next(iter(base.scheme.tensors(weight.rows, weight.columns).values()))
-            gathered += ceil_div(first, ranks) * ranks * weight.stacked * weight.copies
-            continue
         exact, used, stored = weight.elements * weight.copies, compute, stores
         elements = padded(weight, ranks) * weight.copies if fsdp2 else exact
         if how is not None and how.gathered and weight.linear and fits(weight.rows, weight.columns):
             used = LOW
+        stored = FP32 if upcasts(recipe, weight) else stored
         if weight.adapter and adapter:
             stored = adapter.itemsize
             used = weight.itemsize or stored if own_dtype else used
@@ -236,6 +158,12 @@ def is_reached(weights: list[Weight], apart: bool, adapter: Adapter | None) -> b
     used = any(weight.unit != "vision" for weight in weights)
     asked = (weight._replace(trained=True) if weight.idle and used else weight for weight in weights)
     return any(in_flat(weight, apart, adapter) for weight in asked)
+
+
+def upcasts(recipe: Recipe, weight: Weight) -> bool:
+    """Whether accelerate stores a trained weight in fp32 under FSDP1's mixed precision (1.15 accelerator.py:
+    ``prepare_model``), a copy that ``modules_to_save`` makes of one in half precision too."""
+    return weight.trained and recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.casts and gathers(recipe)
 
 
 def casts(recipe: Recipe) -> bool:

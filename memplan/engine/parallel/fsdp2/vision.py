@@ -8,8 +8,9 @@ forward, whether or not that has a backward.
 from memplan.engine.layers.vision.tower_ends import TowerPlan
 from memplan.engine.layers.vision.tower_trace import Stretch, stretch_of
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.fsdp2.frame import Frame, TowerUnits, Unit
 from memplan.engine.parallel.fsdp2.reduce_scatter import gathered
-from memplan.engine.parallel.fsdp2.units import Frame, TowerUnits, Unit, unit_of
+from memplan.engine.parallel.fsdp2.units import unit_of
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import tower_weights
 from memplan.spec.parts import Part

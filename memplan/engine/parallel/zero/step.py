@@ -11,9 +11,9 @@ from memplan.engine.parallel.zero.flat_groups import (
     Group,
     groups_of,
     largest,
-    largest_slice,
     owned_elements,
     sub_groups,
+    touched,
 )
 from memplan.engine.parallel.zero.offload import moved
 from memplan.engine.parallel.zero.states import persistent_bytes, weight_itemsize
@@ -71,8 +71,10 @@ def _partitioned(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
     """
     if recipe.sharding.deepspeed.optimizer:
         return {"": 0}
-    held = owned_elements(groups) * weight_itemsize(recipe, groups[0])
-    moments = {"largest gradient × 8 (its norm)": max(largest_slice(group) for group in groups) * FP64}
+    e = weight_itemsize(recipe, groups[0])
+    held = owned_elements(groups) * e
+    norms = max(each.elements * e + each.piece * FP64 for each in touched(tuple(groups)))
+    moments = {"largest gradient × 8 (its norm), on the rank where that and its gradients are most": norms - held}
     for i, group in enumerate(groups):
         e, part = weight_itemsize(recipe, group), group.partition
         cast = part * FP32 if e != FP32 else 0

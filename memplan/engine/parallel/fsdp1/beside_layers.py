@@ -1,0 +1,101 @@
+"""FSDP1's units beside a layer that runs: trained copies of embedding and head, and the next layer where forward
+gathers it ahead (``forward_prefetch``).
+
+PEFT's policy wraps each trained linear by itself, the copies that ``modules_to_save`` makes too. What forward gathers
+ahead has its views before the layer runs that stands before it, so that autograd, which runs the latest node first,
+puts the flat gradient together when that layer has run back: until then gradients and gathered weights wait (torch 2.13
+distributed/fsdp/_runtime_utils.py: ``_pre_forward_unshard``; csrc/autograd/engine.cpp: ``CompareNodeTaskTime``).
+"""
+
+from itertools import accumulate
+from operator import add
+
+from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.fsdp2.frame import Frame
+from memplan.engine.passes import TracedPass
+from memplan.spec.recipe import Recipe
+
+FLAT = "torch 2.13 distributed/fsdp/_flat_param.py"
+
+
+def add_gathered(ledger: Ledger, label: str, size: int, born: str, dies: str, why: str) -> None:
+    """A row of a gathered flat parameter."""
+    ledger.add(
+        f"gathered {label}",
+        "gathered_parameters",
+        size,
+        born,
+        dies,
+        template="elements of the flat parameter × bytes",
+        why=why,
+        source=f"{FLAT}: _alloc_padded_unsharded_flat_param",
+    )
+
+
+def gathered_next(own: Frame, traced: TracedPass, within: bool, stays: bool) -> int:
+    """By how much the fullest layer with the next one's weights is above the fullest layer alone; ``within``: they are
+    gathered before it runs, and not behind its last adapter; ``stays``: earlier ones are there still."""
+    saved, layers = traced.saved_before, traced.layers
+    there = [unit.gathered for unit in own.layers]
+    there = list(accumulate(there)) if stays else there
+    held = [saved[i] + layer.forward.size + there[i] for i, layer in enumerate(layers)]
+    behind = [saved[i + 1] + layer.boundary + there[i] for i, layer in enumerate(layers)]
+    ahead = (unit.gathered for unit in own.layers[1:])
+    return max(0, max(map(add, held if within else behind, ahead), default=0) - held[traced.forward_layer])
+
+
+def enter_copies(ledger: Ledger, own: Frame, traced: TracedPass, stays: bool, instants: tuple[str, str, str]) -> None:
+    """The copies in a forward: while they run, or to their backward (``stays``)."""
+    *_, end, loss = instants
+    why = "a copy that modules_to_save makes is a unit by itself"
+    forward = traced.tail.forward
+    ends = max((forward[point].size for point in ("final-norm", "head") if point in forward), default=0)
+    more = forward["loss"].size - ends if "loss" in forward and not (loss or stays) else 0
+    add_gathered(ledger, "copy of the head", max(0, own.tail.gathered - max(0, more)), end, end, why)
+    if loss and (stays or "head" not in forward):  # or the loss reads its weight
+        add_gathered(ledger, "copy of the head", own.tail.gathered, loss, loss, why)
+    if stays:
+        add_gathered(ledger, "copy of the embedding", own.first.gathered, instants[0], loss or end, why)
+
+
+def enter_copies_backward(ledger: Ledger, own: Frame, traced: TracedPass, stays: bool) -> None:
+    """The same in a backward, the head's until it is reduced (``tail-reduce``, a row of its own)."""
+    points, why, name = ("loss-backward", "head-backward", "final-norm-backward"), "a unit by itself", traced.plan.name
+    for point in points if stays or "head" not in traced.tail.forward else points[1:]:
+        add_gathered(ledger, "copy of the head", own.tail.gathered, f"{name}.{point}", f"{name}.{point}", why)
+    first = f"{name}.loss-backward" if stays else f"{name}.embedding-backward"
+    add_gathered(ledger, "copy of the embedding", own.first.gathered, first, f"{name}.embedding-backward", why)
+
+
+def waits_for_layer_before(recipe: Recipe) -> bool:
+    """Whether a layer's flat gradient is put together when the layer before it has run back."""
+    apart = recipe.adapter is not None and recipe.sharding.fsdp.wraps_adapters
+    return recipe.sharding.fsdp.forward_prefetch and not apart and not recipe.checkpointing.reentrant
+
+
+def enter_layer_above(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, i: int) -> None:
+    """The layer above is whole, and its gradients wait, while a layer runs back; the first one's wait for the
+    embedding's."""
+    if not waits_for_layer_before(recipe):
+        return
+    at = [*(instant for instant, _ in traced.layer_instants(i)), traced.end_of(i)]
+    units = own.layers[i + 1 : i + 2]
+    for instant, unit in [*((one, each) for one in dict.fromkeys(at) for each in units)]:
+        _enter_waiting(ledger, f"layer {i + 1}", unit.gathered, unit.gradients, instant)
+    if i == 0:
+        first = own.layers[0]
+        _enter_waiting(ledger, "layer 0", first.gathered, first.gradients, f"{traced.plan.name}.embedding-backward")
+
+
+def _enter_waiting(ledger: Ledger, label: str, gathered: int, gradients: int, instant: str) -> None:
+    why = "forward_prefetch: its views are older than the layer before it"
+    add_gathered(ledger, f"{label}, whose gradients wait", gathered, instant, instant, why)
+    ledger.add(
+        f"gradients of {label}, not yet flat",
+        "gradients",
+        gradients,
+        at=instant,
+        template="elements × bytes",
+        why=why,
+        source="torch 2.13 csrc/autograd/engine.cpp: CompareNodeTaskTime",
+    )
