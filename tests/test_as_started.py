@@ -277,3 +277,12 @@ def test_a_default_that_trl_changed_is_told_where_nothing_pins_the_version() -> 
     Path("pinned/train.py").write_text(f"{text}max_completion_length=256)).train()\n")
     Path("pinned/requirements.txt").write_text("trl==0.24.0\n")
     assert not [each for each in check_file("pinned/train.py", CARD).assumed if "; until " in each]
+
+
+def test_a_number_of_a_variable_that_a_script_leaves_empty_is_asked_for() -> None:
+    Path("run.sh").write_text(
+        'LENGTH="${LENGTH:-auto}"\nif [[ "$LENGTH" == auto ]]; then LENGTH=""; fi\n'
+        'trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name a/b --max_length "$LENGTH"\n'
+    )
+    found = check_file("run.sh", CARD)
+    assert (found.fits, "--sequence-length" in found.hint) == ("unclear", True), found.text

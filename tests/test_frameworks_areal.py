@@ -53,6 +53,7 @@ def test_an_actor_beside_rollouts_on_other_gpus(tmp_path: Path) -> None:
         ("mb_spec: {max_tokens_per_mb: 10240}", "mb_spec: {max_tokens_per_mb: 1024}", "token_budget", 2048),
         ("mb_spec: {max_tokens_per_mb: 10240}", "mb_spec: {n_mbs: 32}", "batch_size", 4),
         ("type: rl", "type: sft", "method", "sft"),
+        ("type: rl", "type: my_math", "method", "grpo"),
         ('"fsdp:d4p1t1"', '"fsdp:d2t2"', "tensor_parallel", 2),
         ("dtype: bfloat16", "dtype: bfloat16\n  use_lora: true\n  target_modules: [all-linear]", "lora", {"r": 32}),
         ('  backend: "fsdp:d4p1t1"\n', "", "num_gpus", 2),

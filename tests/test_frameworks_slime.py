@@ -236,6 +236,13 @@ def test_gpus_that_generate_do_not_train(tmp_path: Path, more: str, gpus: int) -
     assert read_text(tmp_path, text, "run.py", num_gpus=8).job.num_gpus == gpus
 
 
+def test_how_many_engines_there_are_no_card_feels(tmp_path: Path) -> None:
+    text = changed(APART, "--rollout-num-gpus 8", "--rollout-num-gpus $GPUS --rollout-num-gpus-per-engine 2")
+    found = read(tmp_path, text)
+    assert found.job.rollout.num_gpus == found.job.rollout.tensor_parallel == 2
+    assert not [each for each in found.unread if each.decides]
+
+
 def test_what_stands_behind_a_file_that_is_written_to_is_read(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models/tiny.sh").write_text(MODEL)

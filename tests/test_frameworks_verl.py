@@ -465,3 +465,21 @@ def test_a_checkpointed_entropy_holds_no_more_than_is_counted(
 ) -> None:
     found = read(tmp_path, f"{RL} {A}entropy_checkpointing=True {A}entropy_coeff={coefficient}")
     assert [each.above for each in found.unread if each.key.endswith("entropy_checkpointing")] == above
+
+
+@pytest.mark.parametrize(
+    ("more", "above"),
+    [
+        (f"{A}ppo_max_token_len_per_gpu=8192", True),
+        (f"{A}ppo_max_token_len_per_gpu=4096", False),
+        (f"{A}ppo_max_token_len_per_gpu=4096 {A}ulysses_sequence_parallel_size=2", False),
+        (f"{A}ppo_max_token_len_per_gpu=8192 {A}entropy_coeff=0.01", False),
+    ],
+)
+def test_an_entropy_of_parts_takes_less_where_the_rows_are_many_and_no_gradient_goes_through_it(
+    tmp_path: Path, more: str, above: bool
+) -> None:
+    packed = f"{M}use_remove_padding=True {A}use_dynamic_bsz=True"
+    text = f"{RL} {A}entropy_from_logits_with_chunking=True {packed} {more}"
+    found = read(tmp_path, text)
+    assert [each.above for each in found.unread if each.key.endswith("_chunking")] == [above]

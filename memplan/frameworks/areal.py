@@ -77,11 +77,14 @@ def read(document: Document, draft: Draft) -> None:
         lines |= {f"{ACTOR}{key.removeprefix('model.')}": lines[key] for key in lines if key.startswith("model.")}
     values = referred(values)
     keys = Keys(draft, Settings(document.path, values, lines), FRAMEWORK, DEFAULTS)
-    kind = (keys.text("train_dataset.type") or "rl").lower()
+    kind, key = (keys.text("train_dataset.type") or "rl").lower(), "train_dataset.type"
+    generates = next((key for key in values if key.startswith("gconfig.")), "")
+    if kind not in METHODS and generates:  # a data set of the project's own
+        kind, key = "rl", generates
     method = "ppo" if any(key.startswith("critic.") for key in values) else METHODS.get(kind, "")
     if not method:
         raise keys.settings.error("train_dataset.type", f"{kind[:20]!r} is not known", f"known: {', '.join(METHODS)}")
-    keys.put("method", method, "train_dataset.type")
+    keys.put("method", method, key)
     keys.copy("model", f"{ACTOR}path")
     _where(keys)
     _batch(keys, method)

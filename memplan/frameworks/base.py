@@ -141,8 +141,8 @@ class Keys:
         return word in ("true", "yes", "on", "1", "t", "y")
 
     def number(self, key: str) -> float | None:
-        """A number. Raises InvalidJob for what is none."""
-        value = self._plain(key)
+        """A number. Raises InvalidJob for what is none; of a variable that a script leaves empty nobody knows it."""
+        value = self._plain(key, "")
         if value is None:
             return None
         if isinstance(value, Odd):  # the framework's own PyYAML reads it so
@@ -171,11 +171,11 @@ class Keys:
         items = value if isinstance(value, list) else str(value).replace(",", " ").split()
         return tuple(str(item).strip() for item in items)
 
-    def _plain(self, key: str) -> Any:
+    def _plain(self, key: str, *unset: str) -> Any:
         """The value, where the file holds it; of a variable that it never sets the framework's default, and the key is
-        not understood until ``put`` knows which of the job's it is."""
+        not understood until ``put`` knows which of the job's it is. ``unset``: words that are as good as one."""
         value = self.get(key)
-        if not any(is_template(item) for item in (value if isinstance(value, list) else (value,))):
+        if not any(is_template(item) or item in unset for item in (value if isinstance(value, list) else (value,))):
             return value
         if key not in self._open:
             why = f"{short(value)!r} {UNSET}"

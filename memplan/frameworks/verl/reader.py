@@ -5,6 +5,7 @@ Dotted names throughout; defaults of the version that the settings tell (``verl_
 
 import re
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from memplan.errors import NoTraining
@@ -143,9 +144,30 @@ def _entropy(keys: Keys) -> None:
         keys.put("entropy", "metric", f"{ACTOR}calculate_entropy")
     elif keys.framework.title == "EasyR1":  # nor of its scores (verl/workers/actor/dp_actor.py: compute_log_prob)
         keys.put("entropy", "unscored")
-    for key in (f"{ACTOR}entropy_checkpointing", f"{ACTOR}fsdp_config.entropy_checkpointing"):
-        if keys.flag(key) and keys.draft.values.get("entropy") == "loss":  # else no gradient goes through it
-            keys.bound(key, "what the entropy holds for its gradient is counted as held", "loss")
+    for at in (ACTOR, f"{ACTOR}fsdp_config."):
+        if (
+            keys.flag(f"{at}entropy_checkpointing") and keys.draft.values.get("entropy") == "loss"
+        ):  # else it does nothing
+            keys.bound(
+                f"{at}entropy_checkpointing", "what the entropy holds for its gradient is counted as held", "loss"
+            )
+        if keys.flag(f"{at}{CHUNKED}"):
+            keys.draft.finishers[CHUNKED] = partial(_chunked, keys, f"{at}{CHUNKED}")
+
+
+CHUNKED = "entropy_from_logits_with_chunking"
+
+
+def _chunked(keys: Keys, key: str, draft: Draft) -> None:
+    """An entropy for some rows at a time. Without a gradient through it that of all rows, 4 bytes a logit, takes no
+    less than a part's copy in fp32, its softmax and their product, 12 bytes (utils/torch_functional.py)."""
+    said = {**draft.values, **draft.options}
+    rows = int(said.get("token_budget") or int(said.get("batch_size") or 1) * int(said.get("sequence_length") or 0))
+    part = keys.whole(f"{key.removesuffix(CHUNKED)}entropy_from_logits_chunk_size") or 2048
+    if said.get("entropy") != "loss" and rows // int(said.get("context_parallel") or 1) >= 3 * part:
+        keys.bound(key, "the entropy is counted for all rows at once", "loss")
+    else:
+        keys.warn(key, "is not counted")
 
 
 def _close(keys: Keys) -> None:
