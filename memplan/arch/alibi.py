@@ -101,6 +101,4 @@ ROWS = (
         finish=mpt_finish,
     ),
 )
-FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
-    "bloom": lambda raw: build(ROWS[0], common_name(raw, "hidden_size", "n_embed"))
-}
+FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {"bloom": lambda raw: build(ROWS[0], common_name(raw))}

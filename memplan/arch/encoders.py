@@ -59,11 +59,10 @@ def dense_and_norm(name: str, norm: str, inputs: int, outputs: int) -> Part:
     )
 
 
-def dropout_of_classifier(
-    config: Config, key: str = "classifier_dropout", otherwise: str = "hidden_dropout_prob"
-) -> bool:
+def dropout_of_classifier(config: Config) -> bool:
     """classifier_dropout; null is hidden_dropout_prob."""
-    return drops(config, key if config.value(key) is not None else otherwise)
+    own = config.value("classifier_dropout") is not None
+    return drops(config, "classifier_dropout" if own else "hidden_dropout_prob")
 
 
 def common(spec: ModelSpec, config: Config, front: tuple[Front, ...], dropout: str) -> ModelSpec:

@@ -106,6 +106,4 @@ ROWS = (
         finish=falcon_finish,
     ),
 )
-FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
-    "falcon": lambda raw: build(ROWS[0], common_name(raw, "hidden_size", "n_embed"))
-}
+FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {"falcon": lambda raw: build(ROWS[0], common_name(raw))}

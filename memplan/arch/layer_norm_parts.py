@@ -142,16 +142,16 @@ def with_layers(spec: ModelSpec, **fields: Any) -> ModelSpec:
     return spec.model_copy(update={"runs": runs})
 
 
-def learned_positions(spec: ModelSpec, positions: int, name: str, dropout: bool) -> ModelSpec:
+def learned_positions(spec: ModelSpec, positions: int, dropout: bool) -> ModelSpec:
     """A table of positions, added to the embedding's output."""
-    table = Part(tensors=(Bare(name=name, shape=(positions, spec.hidden_size)),), category="pos_or_other_embed")
+    table = Part(tensors=(Bare(name="wpe", shape=(positions, spec.hidden_size)),), category="pos_or_other_embed")
     front = ("positions", "dropout") if dropout else ("positions",)
     return spec.model_copy(update={"extra": (table,), "front": front})
 
 
-def common_name(raw: Config, common: str, older: str) -> Config:
-    """The same config with an older key, which its class prefers to the common one, under the common name."""
-    if raw.keys.get(older) is None:
+def common_name(raw: Config) -> Config:
+    """The same config with ``n_embed``, which its class prefers to hidden_size, under the common name."""
+    if raw.keys.get("n_embed") is None:
         return raw
-    keys = {key: value for key, value in raw.keys.items() if key != older}
-    return Config({**keys, common: raw.keys[older]}, raw.name, raw.source)
+    keys = {key: value for key, value in raw.keys.items() if key != "n_embed"}
+    return Config({**keys, "hidden_size": raw.keys["n_embed"]}, raw.name, raw.source)

@@ -51,7 +51,7 @@ def gpt2_feed_forward(family: Family, config: Config) -> list[FeedForward]:
 def gpt2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Learned positions, dropout; GPT-BigCode keeps a causal mask of all positions."""
     positions = config.integer("max_position_embeddings")
-    spec = learned_positions(spec, positions, "wpe", drops(config, "embd_pdrop"))
+    spec = learned_positions(spec, positions, drops(config, "embd_pdrop"))
     if "multi_query" in config.defaults:
         spec = spec.model_copy(update={"buffer_bytes": positions * positions})
     dropout = ("mixer", "feed-forward") if drops(config, "resid_pdrop") else ()
@@ -92,7 +92,7 @@ def neo_finish(spec: ModelSpec, config: Config) -> ModelSpec:
         raise config.wrong(
             "attention_types", f"kinds of as many layers as num_layers ({layers})", config.value("attention_types")
         )
-    spec = learned_positions(spec, positions, "wpe", drops(config, "embed_dropout"))
+    spec = learned_positions(spec, positions, drops(config, "embed_dropout"))
     spec = spec.model_copy(update={"buffer_bytes": layers * positions * positions})
     dropout = ("mixer", "feed-forward") if drops(config, "resid_dropout") else ()
     return with_layers(spec, dropout=dropout, locals_held=("mixer",))

@@ -92,13 +92,12 @@ def shown(kind: str, answer: Answer) -> str:
     return framed(kind, dressed(answer.to_dict()))
 
 
-def framed(kind: str, payload: Mapping[str, Any] | Sequence[Any], height: int = 760) -> str:
+def framed(kind: str, payload: Mapping[str, Any] | Sequence[Any]) -> str:
     """The page inside another, such as a notebook: a frame of its own, whose script reaches nothing around it."""
     inner = page(kind, payload).replace("&", "&amp;").replace('"', "&quot;")
-    looks = f"width:100%;height:{height}px;border:0"
     return (
         f'<iframe title="memplan {_text(kind)}" sandbox="allow-scripts" allow="clipboard-write" '
-        f'style="{looks}" srcdoc="{inner}"></iframe>'
+        f'style="width:100%;height:760px;border:0" srcdoc="{inner}"></iframe>'
     )
 
 

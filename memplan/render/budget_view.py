@@ -27,7 +27,7 @@ KINDS = {
 """What a trainer may be told to make again."""
 
 
-def budget_blocks(found: "Plans", width: int) -> list[Block]:
+def budget_blocks(found: "Plans") -> list[Block]:
     """All of it."""
     of = found.budget
     assert of is not None

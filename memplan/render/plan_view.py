@@ -37,7 +37,7 @@ def plan_blocks(found: "Plans", width: int) -> list[Block]:
     if found.budget is not None:
         from memplan.render.budget_view import budget_blocks
 
-        return budget_blocks(found, width)
+        return budget_blocks(found)
     blocks: list[Block] = [Heading(_title(found), "strong" if found.fits else "bad")]
     if found.plans:
         blocks.append(definitions(_common(found.plans[0])))

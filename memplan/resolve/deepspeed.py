@@ -77,7 +77,7 @@ def zero_settings(
     accumulate = _accumulates_in(job, stored)
     wrapper = _wrapper(given, stage, stored, accumulate, optimizer)
     integrated, hidden = trainer.name != "pytorch", spec.hidden_size
-    _check_types(given, stage, stored, spec)
+    _check_types(given, stored)
 
     def size(name: str, own: int, filled: int | None = None) -> int:
         value = getattr(given, name)
@@ -201,7 +201,7 @@ def _needs_stage_3(given: DeepSpeed, split: Split) -> None:
         raise InvalidJob(f"deepspeed: {key} with {split.name}: {why}", "use zero_stage 3, or leave it out")
 
 
-def _check_types(given: DeepSpeed, stage: int, stored: Stored, spec: ModelSpec) -> None:
+def _check_types(given: DeepSpeed, stored: Stored) -> None:
     """What quantised weights ask for."""
     if given.zero_quantized_nontrainable_weights and stored.precision.dtype != "fp16":
         raise InvalidJob(

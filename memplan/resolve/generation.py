@@ -60,7 +60,7 @@ def generator(job: Job, found: Recipe, whole: ModelSpec, notes: Notes) -> Genera
     said = asked.engine is not None
     notes.assume(f"rollout: {_who(engine)} generates" + ("" if said else f", {found.trainer.title}'s default"))
     if engine == "hf":
-        return _of_policy(job, found, whole, row)
+        return _of_policy(job, found, whole)
     return _of_engine(job, asked, found, whole, row._replace(engine=engine), notes)
 
 
@@ -91,7 +91,7 @@ def _who(engine: str) -> str:
     return {"hf": "the policy itself (transformers' generate)", "vllm": "vLLM", "sglang": "SGLang"}[engine]
 
 
-def _of_policy(job: Job, found: Recipe, whole: ModelSpec, row: Generation) -> Generator:
+def _of_policy(job: Job, found: Recipe, whole: ModelSpec) -> Generator:
     """transformers' generate, with the policy's own weights and nothing beside them."""
     itemsize = found.numerics.autocast or found.numerics.itemsize
     prompt, completion = _lengths(job, found)

@@ -197,7 +197,7 @@ def engine_of(found: Joint | None) -> Engine | None:
     return as_engine(found.of, found.start.figures)
 
 
-def processes_at(at: At, of: Generator) -> tuple[Process, ...]:
+def processes_at(at: At) -> tuple[Process, ...]:
     """What each process holds at an instant. The trainer's figures are of what it has itself: its own meters count an
     engine in the same process, asleep or not."""
     trainer = Process("trainer", at.allocated, at.reserved.expected, at.reserved.expected + at.outside.expected)
@@ -211,9 +211,7 @@ def shown(found: Joint | None) -> tuple[Together, ...]:
     if found is None:
         return ()
     return tuple(
-        Together(
-            at.name, at.of, at.first, at.device.low, at.device.expected, at.device.high, processes_at(at, found.of)
-        )
+        Together(at.name, at.of, at.first, at.device.low, at.device.expected, at.device.high, processes_at(at))
         for at in found.instants
     )
 

@@ -109,15 +109,14 @@ class Snapshot(NamedTuple):
     """The last request that found no room."""
 
 
-def read_snapshot(path: str, device: int | None = None) -> Snapshot:
-    """Of the device that has the most events, or of the one that is named. Raises UsageError that names the file."""
+def read_snapshot(path: str) -> Snapshot:
+    """Of the device that has the most events. Raises UsageError that names the file."""
     data = read_plain(path)
     name = printable(path)
     if not isinstance(data, dict) or not isinstance(data.get("device_traces"), list):
         raise UsageError(f"{name}: no memory snapshot: it has no device_traces", HINT)
     traces = data["device_traces"]
-    if device is None:
-        device = max(range(len(traces)), key=lambda each: len(_list(traces[each])), default=0)
+    device = max(range(len(traces)), key=lambda each: len(_list(traces[each])), default=0)
     if not 0 <= device < len(traces) or not _list(traces[device]):
         hint = "call torch.cuda.memory._record_memory_history() before the steps"
         raise UsageError(f"{name}: no events of device {device}", hint)

@@ -11,9 +11,9 @@ from memplan.tables.engines import era_of
 START, GENERATE = "start.engine", "rollout.generate"
 
 
-def engine_ledger(of: Generator, gpu: Gpu, detailed: bool = True) -> Ledger:
+def engine_ledger(of: Generator, gpu: Gpu) -> Ledger:
     """Two instants: the profile run, before there is a cache; and generation."""
-    ledger, found, era = Ledger((START, GENERATE), detailed), engine_figures(of, gpu), era_of(of.engine, of.version)
+    ledger, found, era = Ledger((START, GENERATE)), engine_figures(of, gpu), era_of(of.engine, of.version)
 
     def enter(name: str, category: str, band: Band, why: str, meter: str = "allocated", born: str = "") -> None:
         ledger.add(

@@ -219,7 +219,7 @@ def _experts(shape: tuple[int, ...]) -> int:
     return shape[0] if len(shape) == 3 else 1
 
 
-def merged_stack(p: Pass, name: str, shape: tuple[int, ...], rank: int, sides: list[Tensor]) -> Param:
+def merged_stack(p: Pass, name: str, shape: tuple[int, ...], sides: list[Tensor]) -> Param:
     """A parameter of experts × outputs × inputs, or of a router, with its adapters added (``ParamWrapper``), when it is
     first read.
 

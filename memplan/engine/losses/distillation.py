@@ -42,13 +42,13 @@ def kl_divergence(p: Pass, logits: Tensor, teacher: Tensor, scored: int) -> Tens
     """The forward KL of a plain loop: ``kl_div(log_softmax(student), log_softmax(teacher))``, summed."""
     tape = p.tape
     student = loss_ops.log_softmax(tape, logits, "log-softmax of the student")
-    theirs = _without_graph(tape, loss_ops.log_softmax, teacher, "log-softmax of the teacher")
+    theirs = _without_graph(tape, loss_ops.log_softmax, teacher)
     return routing_ops.reduce(tape, kl_div(tape, student, theirs), Dim("1", 1), "loss")
 
 
-def _without_graph(tape: Tape, op: object, x: Tensor, label: str) -> Tensor:
-    """An operation on what has no graph."""
-    result: Tensor = op(tape, Tensor(x.dim, x.itemsize, x.storage), label)  # type: ignore[operator]
+def _without_graph(tape: Tape, op: object, teacher: Tensor) -> Tensor:
+    """An operation on the teacher's logits, which have no graph."""
+    result: Tensor = op(tape, Tensor(teacher.dim, teacher.itemsize, teacher.storage), "log-softmax of the teacher")  # type: ignore[operator]
     return result
 
 
@@ -59,7 +59,7 @@ def jensen_shannon(p: Pass, logits: Tensor, teacher: Tensor, scored: int) -> Ten
     student_logits = ops.scale(tape, logits, "student logits over the temperature")
     teacher_logits = ops.scale(tape, teacher, "teacher logits over the temperature")
     student = loss_ops.log_softmax(tape, student_logits, "log-softmax of the student")
-    theirs = _without_graph(tape, loss_ops.log_softmax, teacher_logits, "log-softmax of the teacher")
+    theirs = _without_graph(tape, loss_ops.log_softmax, teacher_logits)
     parts = [
         ops.scale(tape, student, "weighted log-probabilities", shares_gradient=True),
         ops.scale(tape, theirs, "weighted log-probabilities"),

@@ -41,7 +41,7 @@ def enter_host(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     place = "host" if load.way == "host" else NODE
     read = elements * load.itemsize if load.way in ("host", "rank0") and load.copied else 0
     if load.way in ("host", "rank0") and load.stacks and not load.copied:
-        read = experts_bytes(recipe, own, load.itemsize)[0]
+        read = experts_bytes(own, load.itemsize)[0]
     ledger.add(
         "weights as they are read",
         "parameters",
@@ -179,7 +179,7 @@ def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
             source="peft 0.21 utils/other.py: prepare_model_for_kbit_training",
         )
     elif load.way == "card" and load.stacks:
-        whole, layer = experts_bytes(recipe, weights, load.itemsize)
+        whole, layer = experts_bytes(weights, load.itemsize)
         ledger.add(
             "experts' matrices before they are stacked",
             "temporaries",

@@ -79,7 +79,7 @@ def units(recipe: Recipe, weights: Iterable[Weight], layers: bool | None = None)
     return {"layer": layer, "root": max(around.values()) if apart else sum(around.values())}
 
 
-def experts_bytes(recipe: Recipe, weights: Iterable[Weight], itemsize: int, fused: bool = False) -> tuple[int, int]:
+def experts_bytes(weights: Iterable[Weight], itemsize: int, fused: bool = False) -> tuple[int, int]:
     """(all layers', one layer's) bytes of stacked experts; ``fused``: of gate and up in one tensor alone."""
     stacks = [w for w in weights if w.stacked > 1 and not w.adapter and "experts" in w.name]
     stacks = [w for w in stacks if not fused or "gate_up" in w.name]

@@ -49,7 +49,7 @@ def _plain(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         source="safetensors 0.8 torch.py: save_file; transformers save_pretrained: max_shard_size",
     )
     if save.splits and not save.adapters:
-        halves = experts_bytes(recipe, written, recipe.storage.precision.weights, fused=True)[0]
+        halves = experts_bytes(written, recipe.storage.precision.weights, fused=True)[0]
         ledger.add(
             "gate and up of the experts, apart",
             "temporaries",

@@ -27,7 +27,7 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
         tied = spec.head_is_tied and not saved
         if consumer:
             until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"
-        rows = _embedding_gradients(tied, plan.gradients, ledger, traced, instant, until)
+        rows = _embedding_gradients(tied, plan.gradients, traced, instant, until)
         if images_last:
             before = f"{plan.name}.vision-backward"
             rows.append(("gradient of the embedding, before the images'", before, before))
@@ -72,7 +72,7 @@ def added_in_place(ledger: Ledger, rows: list[tuple[str, str, str]]) -> list[tup
 
 
 def _embedding_gradients(
-    tied: bool, mode: GradientMode, ledger: Ledger, traced: TracedPass, instant: str, until: str
+    tied: bool, mode: GradientMode, traced: TracedPass, instant: str, until: str
 ) -> list[tuple[str, str, str]]:
     """(label, born, dies) of the vocabulary-sized gradients at the end of backward."""
     own, shared = "gradient of the embedding", traced.plan.mode.shared_casts

@@ -113,7 +113,7 @@ def stacked(p: Pass, spec: Experts) -> tuple[list[Read], list[Param | None]]:
             return lambda: p.param(bare.name, bare.parameters)
         rank = ranks[bare.name]
         sides = stack_sides(p, bare.name, bare.shape, rank)
-        return lambda: merged_stack(p, bare.name, bare.shape, rank, sides)
+        return lambda: merged_stack(p, bare.name, bare.shape, sides)
 
     if len(spec.stacked) == 2:
         return [read(bare) for bare in spec.stacked], [None, None]

@@ -41,7 +41,7 @@ def product(p: Pass, spec: Experts, x: Tensor) -> Tensor:
     adapter = p.mode.adapter
     if adapter and adapter.router:
         name, shape = spec.router.name, (spec.count, spec.router.inputs)
-        weight = merged_stack(p, name, shape, adapter.rank, stack_sides(p, name, shape, adapter.rank))
+        weight = merged_stack(p, name, shape, stack_sides(p, name, shape, adapter.rank))
     else:
         weight = p.param(spec.router.name, spec.count * spec.router.inputs, routing.stored_itemsize)
     bias = p.param(spec.router.name + ".bias", spec.count) if spec.router.bias else None

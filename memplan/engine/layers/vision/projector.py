@@ -37,10 +37,10 @@ class Joint:
 Projection = Callable[[Joint, Tensor], Tensor]
 
 
-def feed(j: Joint, linears: Sequence[Linear], x: Tensor, activation: str = "gelu") -> Tensor:
-    """linear_2(activation(linear_1(x)))."""
+def feed(j: Joint, linears: Sequence[Linear], x: Tensor) -> Tensor:
+    """linear_2(gelu(linear_1(x)))."""
     inner = project(j.features, x, linears[0], "h", "projected images")
-    inner = activate(j.tape, activation, inner)
+    inner = activate(j.tape, "gelu", inner)
     return project(j.features, inner, linears[1], "h", "image tokens")
 
 
