@@ -42,14 +42,15 @@ def kl_divergence(p: Pass, logits: Tensor, teacher: Tensor, scored: int) -> Tens
     """The forward KL of a plain loop: ``kl_div(log_softmax(student), log_softmax(teacher))``, summed."""
     tape = p.tape
     student = loss_ops.log_softmax(tape, logits, "log-softmax of the student")
-    theirs = _without_graph(tape, loss_ops.log_softmax, teacher)
+    theirs = _of_teacher(tape, teacher)
     return routing_ops.reduce(tape, kl_div(tape, student, theirs), Dim("1", 1), "loss")
 
 
-def _without_graph(tape: Tape, op: object, teacher: Tensor) -> Tensor:
-    """An operation on the teacher's logits, which have no graph."""
-    result: Tensor = op(tape, Tensor(teacher.dim, teacher.itemsize, teacher.storage), "log-softmax of the teacher")  # type: ignore[operator]
-    return result
+def _of_teacher(tape: Tape, teacher: Tensor) -> Tensor:
+    """The log-softmax of the teacher's logits, which have no graph."""
+    return loss_ops.log_softmax(
+        tape, Tensor(teacher.dim, teacher.itemsize, teacher.storage), "log-softmax of the teacher"
+    )
 
 
 def jensen_shannon(p: Pass, logits: Tensor, teacher: Tensor, scored: int) -> Tensor:
@@ -59,7 +60,7 @@ def jensen_shannon(p: Pass, logits: Tensor, teacher: Tensor, scored: int) -> Ten
     student_logits = ops.scale(tape, logits, "student logits over the temperature")
     teacher_logits = ops.scale(tape, teacher, "teacher logits over the temperature")
     student = loss_ops.log_softmax(tape, student_logits, "log-softmax of the student")
-    theirs = _without_graph(tape, loss_ops.log_softmax, teacher_logits)
+    theirs = _of_teacher(tape, teacher_logits)
     parts = [
         ops.scale(tape, student, "weighted log-probabilities", shares_gradient=True),
         ops.scale(tape, theirs, "weighted log-probabilities"),
