@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import import_module, metadata
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest_rank
 from memplan.engine.step_and_evaluation import EVALUATE, evaluation_of
+from memplan.engine.uncollected import uncollected
 from memplan.models import model_config
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -45,7 +46,8 @@ def run(
         import_module("peft")  # an import may make tensors of its own, which are no part of the job
     tracker = Tracker(device)
     with ExitStack() as stack:
-        stack.enter_context(_quiet())
+        gc.collect()
+        stack.enter_context(uncollected())  # what dies, dies when its last reference goes
         if recipe.sharding.name != "none":
             stack.enter_context(fake_world(recipe.parallel.world, device, fullest_rank(recipe)))
             stack.enter_context(naming_buffers(tracker))
@@ -63,19 +65,6 @@ def run(
             state.evaluation()
         counts = state.counts()
     return _result(recipe, tracker, counts, device, perf_counter() - begun)
-
-
-@contextmanager
-def _quiet() -> Any:
-    """No collector in between: what dies, dies when its last reference goes."""
-    was = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _State:
