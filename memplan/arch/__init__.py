@@ -8,7 +8,6 @@ Files group families by what their layers are made of, and a family is one row o
     dense.py             rows: gated feed-forwards
     llama_like.py        rows: more of them, close to Llama, some of them outside transformers
     post_norm.py         rows: norms after, around, once for both, or without parameters
-    rotary.py            how q and k turn
     learned_positions.py rows: LayerNorm, feed-forwards without gate, learned positions
     alibi.py             rows: the same with slopes of distance
     layer_norm.py        rows: the same with rotary embeddings

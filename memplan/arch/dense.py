@@ -6,8 +6,15 @@ One row a family. Defaults are those of its config class (``models/<type>/config
 
 from memplan.arch import attention
 from memplan.arch.config import Config
-from memplan.arch.decoder import ACTIVATIONS, SANDWICH_NORMS, Family, gated_everywhere
-from memplan.arch.rotary import rotary_dim, tables_by_kind, turned
+from memplan.arch.decoder import (
+    ACTIVATIONS,
+    SANDWICH_NORMS,
+    Family,
+    gated_everywhere,
+    rotary_dim,
+    tables_by_kind,
+    turned,
+)
 from memplan.spec.parts import FeedForward
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 from memplan.arch import attention
 from memplan.arch.config import CLASSES, Config
-from memplan.arch.decoder import ACTIVATIONS, Family, activation, gated, gated_everywhere, softmax_attention
+from memplan.arch.decoder import ACTIVATIONS, Family, activation, gated, gated_everywhere, rotary_dim, softmax_attention
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed, with_mask
-from memplan.arch.rotary import rotary_dim
 from memplan.arch.routed import (
     every_step,
     expert_count,

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from memplan.arch import attention
 from memplan.arch.config import Config, shown
-from memplan.arch.decoder import Family, activation, gated, softmax_attention
-from memplan.arch.rotary import turned
+from memplan.arch.decoder import Family, activation, gated, softmax_attention, turned
 from memplan.arch.routed import expert_count, experts_per_token, layer_numbers, make_experts
 from memplan.arch.state_space import MAMBA_PREFIX, PSCAN, prefixed_dual, selective, with_kernel_note
 from memplan.spec.layer import AnyMixer

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, activation
-from memplan.arch.rotary import rotary_factor
+from memplan.arch.decoder import Family, activation, rotary_factor
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Part

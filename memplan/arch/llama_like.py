@@ -9,9 +9,8 @@ from functools import partial
 
 from memplan.arch import attention
 from memplan.arch.config import Config
-from memplan.arch.decoder import ACTIVATIONS, Family, activation, softmax_attention
+from memplan.arch.decoder import ACTIVATIONS, Family, activation, rotary_dim, softmax_attention, turned
 from memplan.arch.dense import fused_everywhere
-from memplan.arch.rotary import rotary_dim, turned
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, FeedForward, Linear

@@ -4,9 +4,8 @@ MiniMax-M2 and GPT-OSS as transformers 5.23 builds them; and the layers of Llama
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, activation, gated, softmax_attention
+from memplan.arch.decoder import Family, activation, gated, softmax_attention, turned
 from memplan.arch.post_norm import POST_NORMS, olmo2_attention
-from memplan.arch.rotary import turned
 from memplan.arch.routed import (
     JITTER,
     alternating_first,

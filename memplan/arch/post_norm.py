@@ -7,10 +7,9 @@ One row a family; see ``dense.py``.
 from memplan.arch import attention
 from memplan.arch.attention import patterned
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, softmax_attention
+from memplan.arch.decoder import Family, rotary_dim, softmax_attention, tables_by_kind, turned
 from memplan.arch.dense import fused_everywhere
 from memplan.arch.llama_like import both_masks
-from memplan.arch.rotary import rotary_dim, tables_by_kind, turned
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm
 

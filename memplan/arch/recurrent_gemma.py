@@ -3,9 +3,8 @@
 
 from memplan.arch import attention
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, activation
+from memplan.arch.decoder import Family, activation, rotary_factor
 from memplan.arch.layer_norm_parts import with_layers
-from memplan.arch.rotary import rotary_factor
 from memplan.arch.state_space import convolution
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec

@@ -5,10 +5,9 @@ from memplan.arch import attention
 from memplan.arch.attention import patterned
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, activation, gated, softmax_attention
+from memplan.arch.decoder import Family, activation, gated, rotary_dim, softmax_attention, turned
 from memplan.arch.moe import llama4_layers, llama4_masks, llama4_mixers
 from memplan.arch.post_norm import exaone4_attention as hybrid_attention
-from memplan.arch.rotary import rotary_dim, turned
 from memplan.arch.routed import (
     ROUTER_LOSS,
     every_step,

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 from memplan.api import estimate
 from memplan.diagnose.causes import Advice, advice, causes, is_fragmented, others
-from memplan.diagnose.frames import Frame, frames_of, plain_lines
 from memplan.diagnose.guesses import guesses
 from memplan.diagnose.messages import Message, messages
-from memplan.diagnose.phases import Place, place_in_log, place_of, was_resumed
+from memplan.diagnose.phases import Frame, Place, frames_of, place_in_log, place_of, plain_lines, was_resumed
 from memplan.diagnose.readings import Match, readings, written
 from memplan.errors import UsageError
 from memplan.moments import phase_of
