@@ -10,27 +10,17 @@ from memplan.frameworks.hugging_face.arguments import read_attention
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.local_models import STORED
 from memplan.frameworks.own_words.names import lora_targets, module_names
+from memplan.units import words_of
 
 
 def read_adapter(keys: Keys) -> None:
     """``adapter``: lora or qlora, over a base in 4 or 8 bits (nf4, quantised twice). Four bits beside lora are
     none: the base is loaded as it is (loaders/model.py: _set_quantization_config), and prepared as one of them."""
     kind = (keys.text("adapter") or "").lower()
-    names = (
-        "lora_r",
-        "lora_alpha",
-        "lora_dropout",
-        "lora_target_linear",
-        "lora_target_modules",
-        "lora_modules_to_save",
-        "peft_use_dora",
-        "peft_use_rslora",
-        "peft",
-        "bnb_config_kwargs",
-        "peft_autocast_adapter_dtype",
-        "peft_layers_to_transform",
-        "lora_rank_pattern",
-        "peft_trainable_token_indices",
+    names = words_of(
+        """lora_r lora_alpha lora_dropout lora_target_linear lora_target_modules lora_modules_to_save peft_use_dora
+        peft_use_rslora peft bnb_config_kwargs peft_autocast_adapter_dtype peft_layers_to_transform lora_rank_pattern
+        peft_trainable_token_indices"""
     )
     four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
     if four and eight:

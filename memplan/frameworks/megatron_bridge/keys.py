@@ -11,19 +11,16 @@ from memplan.frameworks.megatron.keys import DEFAULTS as OF_MEGATRON
 from memplan.frameworks.megatron.keys import DEFAULTS_OF_EXPERTS
 from memplan.frameworks.megatron.model import SHAPE
 from memplan.tables.texts import parts_of
+from memplan.units import words_of
 
 _PARTS = parts_of(__file__)
 
 SECTIONS = ("train", "dist", "optimizer", "ddp", "model")
 """Sections of the config that bear, later ones stronger where two have a name."""
 SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-LENGTHS = (
-    "dataset.packed_sequence_specs.packed_sequence_size",
-    "dataset.offline_packing_specs.packed_sequence_size",
-    "dataset.seq_length",
-    "dataset.sequence_length",
-    "seq_length",
-    "model.seq_length",
+LENGTHS = words_of(
+    """dataset.packed_sequence_specs.packed_sequence_size dataset.offline_packing_specs.packed_sequence_size
+    dataset.seq_length dataset.sequence_length seq_length model.seq_length"""
 )
 """Where a length stands, the strongest first: the data's rules, and the model's follows it."""
 DEFAULTS: dict[str, Any] = (
