@@ -28,35 +28,16 @@ class Work(NamedTuple):
 
     products: tuple[Product, ...]
     """Of all that every token visits."""
-    grouped: tuple[Product, ...]
-    """Of one routed expert."""
-    experts: int
-    """Routed experts."""
-
     weights: float
     """Elements of matrices that a token passes through; 2 FLOP each in forward."""
     stored: float
     """Elements of matrices that stand there, experts included, whoever visits them."""
-    expert: float
-    """Those of ``weights`` that are experts'."""
-    expert_stored: float
     per_pair: float
     """FLOP of attention for each pair of positions that attend to each other."""
-    window: int
-    """Positions that one attends to at most; 0 for all of them."""
-    causal: bool
-    recurrent: float
-    """FLOP per token of a state space, a delta rule or linear attention beside its linears."""
     between: tuple[float, float]
     """Bytes per token that norms and sums between the products move in half precision: single operations, and fused."""
     activated: tuple[float, float]
     """The same of activations, which tensor parallelism divides."""
-    turned: tuple[float, float]
-    """Of rotations."""
-    dispatched: float
-    """Of routing."""
-    left: float
-    """Of experts' clamps and biases that Megatron leaves to single operations."""
     flow: float
     """Elements per token that go into and come out of matmuls."""
     kernels: int
@@ -66,7 +47,25 @@ class Work(NamedTuple):
     keys: int
     """Elements per token of keys and values."""
     heads: int
-    routed: int
+    grouped: tuple[Product, ...] = ()
+    """Of one routed expert."""
+    experts: int = 0
+    """Routed experts."""
+    expert: float = 0.0
+    """Those of ``weights`` that are experts'."""
+    expert_stored: float = 0.0
+    window: int = 0
+    """Positions that one attends to at most; 0 for all of them."""
+    causal: bool = False
+    recurrent: float = 0.0
+    """FLOP per token of a state space, a delta rule or linear attention beside its linears."""
+    turned: tuple[float, float] = (0.0, 0.0)
+    """Of rotations."""
+    dispatched: float = 0.0
+    """Of routing."""
+    left: float = 0.0
+    """Of experts' clamps and biases that Megatron leaves to single operations."""
+    routed: int = 0
     """Experts that each token is sent to; 0 without."""
     kept: float = 0.0
     """Share of the groups of experts that a token's are chosen from; 0 where they are not grouped."""
