@@ -178,7 +178,6 @@ ROWS = (
     Family(model_type="granitemoehybrid", feed_forward=granite_layers, mixers=granite_mixers, form="pre-scaled",
         scaled_embedding=True, scaled_logits=True, balances=True, classifies=False, finish=finish_granite),
     Family(model_type="falcon_h1", feed_forward=falcon_layers, null_kv_heads=True, mixers=falcon_mixers,
-        norms=PAIR_NORMS, form="pre", scaled_embedding=True, scaled_logits=True, classifies=False,
-        finish=finish_falcon),
+        norms=PAIR_NORMS, scaled_embedding=True, scaled_logits=True, classifies=False, finish=finish_falcon),
 )  # fmt: skip
 __all__ = ["LINEAR", "MAMBA_PREFIX", "listed"]

@@ -120,6 +120,6 @@ ROWS = (
     Family(model_type="minimax", feed_forward=minimax_layers, form="normed-residual", mixers=minimax_mixers,
         not_counted=(("router_jitter_noise", JITTER),), balances=True, finish=with_mask),
     Family(model_type="rwkv", feed_forward=rwkv_layers, names={"max_position_embeddings": "context_length"},
-        norms=("ln1", "ln2"), form="rwkv", norm_kind="layer", norm_bias=True, mixers=rwkv_mixers, not_counted=(),
+        norms=("ln1", "ln2"), form="rwkv", norm_kind="layer", norm_bias=True, mixers=rwkv_mixers,
         classifies=False, finish=finish_rwkv),
 )  # fmt: skip
