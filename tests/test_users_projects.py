@@ -340,3 +340,44 @@ def test_targets_with_their_commas_are_counted_from_above() -> None:
     found = checked("a.sh", f"accelerate launch --num_processes 1 sft.py {options}\n")
     assert (found.fits, found.job["lora"]["targets"]) == ("yes", ["q_proj", "v_proj"])
     assert "at most" in found.text
+
+
+BESIDE = """\
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from trl import DPOConfig, DPOTrainer
+{beside}
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16").to("cuda")
+reference = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16").to("cuda")
+DPOTrainer(model, ref_model=reference, args=DPOConfig("out", max_length=256), train_dataset=rows).train()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B", device_map="auto")
+"""
+JUDGE = 'AutoModelForSequenceClassification.from_pretrained("Qwen/Qwen2.5-1.5B", dtype=torch.float16{})'
+
+
+@pytest.mark.parametrize(
+    ("beside", "counted"),
+    [
+        ("", False),
+        (f"judge = {JUDGE.format('')}", False),  # on the host
+        (f"judge = {JUDGE.format('')}.cuda()", True),
+        (f"judge = {JUDGE.format('')}.cuda().to('cpu')", False),
+        ("judge = " + JUDGE.format(", device_map='auto'"), True),
+        (f"judge = {JUDGE.format('')}.cuda()\ndel judge", False),
+        (
+            f"class Judge:\n    def __init__(self):\n        self.m = {JUDGE.format('')}.to('cuda')\njudge = Judge()",
+            True,
+        ),
+    ],
+)
+def test_a_model_that_the_program_has_on_its_card_beside_the_trainers(beside: str, counted: bool) -> None:
+    job = checked("train.py", BESIDE.format(beside=beside)).job
+    row = {"role": "reward", "model": "Qwen/Qwen2.5-1.5B", "precision": "fp16"}
+    found = [{key: each[key] for key in row} for each in job["extra_models"]]
+    assert found == ([row] if counted else [])
+
+
+def test_a_model_beside_the_trainers_that_nobody_knows_is_said() -> None:
+    found = checked("train.py", BESIDE.format(beside="judge = AutoModelForCausalLM.from_pretrained(path).cuda()"))
+    assert "a second model on the card is not known" in str(found.unread)
+    assert found.fits == "unclear"

@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.frameworks.programs.beside import saved_model
 from memplan.frameworks.programs.call import Call, name_by_position
+from memplan.frameworks.programs.others import alive
 from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thing, Unknown, truth
@@ -182,14 +183,11 @@ def method(call: Call) -> Any:
     if isinstance(owner, Thing) and owner.last in TRAINERS:
         if name == "train":
             owner.set("?trained", True, call.place)
+            owner.set("?beside", alive(call.run), call.place)
             if "model" in owner.values:  # whatever becomes of it afterwards
                 owner.values["model"] = as_it_is(owner.values["model"])
         return call.unknown()
-    if (
-        isinstance(owner, Thing)
-        and owner.last == "Accelerator"
-        and name in ("prepare", "unwrap_model", "prepare_model")
-    ):
+    if getattr(owner, "last", "") == "Accelerator" and name in ("prepare", "unwrap_model", "prepare_model"):
         return tuple(call.args) if len(call.args) > 1 else call.get(0, "model")
     root = root_model(owner)
     if root is not None:
@@ -259,8 +257,9 @@ def _checkpointing(call: Call) -> None:
 def _to(call: Call) -> Any:
     """``model.to(torch.bfloat16)``, ``model.to("cuda")``."""
     for value in (*call.args, call.named.get("dtype")):
-        if isinstance(value, Ref) and value.last in ("bfloat16", "float16", "half", "float32"):
-            call.run.put(call.owner, "cast", value, call.place)
+        if value is not None:
+            of_dtype = isinstance(value, Ref) and value.last in ("bfloat16", "float16", "half", "float32")
+            call.run.put(call.owner, "cast" if of_dtype else "?device", value, call.place)
     return call.owner
 
 
@@ -288,7 +287,8 @@ MODEL: Mapping[str, Callable[[Call], Any]] = {
     "half": _put("cast", "float16"),
     "float": _put("cast", "float32"),
     "bfloat16": _put("cast", "bfloat16"),
-    **dict.fromkeys(("cuda", "train", "eval", "cpu", "enable_input_require_grads"), lambda call: call.owner),
+    **{device: _put("?device", device) for device in ("cuda", "cpu")},
+    **dict.fromkeys(("train", "eval", "enable_input_require_grads"), lambda call: call.owner),
     "merge_and_unload": _merged,
     "unload": _merged,
     "add_adapter": _add_adapter,

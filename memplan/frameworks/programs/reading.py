@@ -16,6 +16,7 @@ from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
 from memplan.frameworks.programs.model import SMALL, loaded_by_trainer, put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
+from memplan.frameworks.programs.others import put_others
 from memplan.frameworks.programs.own_losses import put_losses, until
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.unsloth import family_of
@@ -80,6 +81,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     model = loaded_by_trainer(model, trainer, arguments, gathered)
     put_model(model, trainer, gathered, run, draft, old=old)
     _beside(gathered, trainer, method, draft)
+    draft.finishers["others"] = partial(put_others, trainer, old)
     put_losses(trainer, found, draft)
     gathered.ask(draft, method)
     _read(gathered, method, trainer, draft)

@@ -51,6 +51,11 @@ class Statements(Expressions):
         for target in node.targets:
             self.assign(target, value, frame)
 
+    def _delete(self, node: ast.Delete, frame: Frame) -> None:
+        for each in node.targets if not self.doubts else ():
+            if isinstance(each, ast.Name):
+                frame.names.pop(each.id, None)
+
     def _annassign(self, node: ast.AnnAssign, frame: Frame) -> None:
         if node.value is not None:
             self.assign(node.target, self.evaluate(node.value, frame), frame)

@@ -1,0 +1,71 @@
+"""Models beside the trainer's that a program has on its card while it trains: a judge that a reward function asks, a
+teacher of a loss of its own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.values import Frame, Place, Thing, Unknown, plain, truth
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+BITS = ("quantization_config", "load_in_4bit", "load_in_8bit")
+
+
+def alive(run: Run) -> list[Thing]:
+    """The models on the card that the program has a name for where it trains."""
+    frame: Frame | None = run.frame
+    frames = [run.globals]
+    while frame is not None:
+        frames, frame = [*frames, frame], frame.outer
+    found = {each.place: each for names in frames for value in names.names.values() for each in _models(value)}
+    return [each for each in found.values() if _on_card(each) and each.depth <= len(run.doubts)]
+
+
+def _models(value: Any) -> Iterator[Thing]:
+    """A model, or those that an object of the program's own has."""
+    inner = value.values.values() if isinstance(value, Thing) and value.own and value.name != "model" else (value,)
+    yield from (each for each in inner if isinstance(each, Thing) and each.name == "model")
+
+
+def _on_card(model: Thing) -> bool:
+    """Whether a model is moved to the card, or loaded to it, as Unsloth's are and those of few bits."""
+    device = model.values.get("?device", model.values.get("device_map"))
+    whole = device.get("") if isinstance(device, dict) and list(device) == [""] else device
+    if device is not None:
+        return not str(plain(whole)).startswith(("cpu", "meta", "False"))
+    return str(model.values.get("class")).startswith("Fast") or any(truth(model.values.get(key)) for key in BITS)
+
+
+def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
+    """Those that the trainer is not given, whole on each card, as models that score; one that nobody knows is asked
+    for. ``old``: transformers 4, which loads fp32 where nothing is said."""
+    own = set(_places(trainer.values))
+    for model in [each for each in trainer.values.get("?beside", ()) if each.place not in own]:
+        name, where = model.values.get("model_name_or_path"), str(model.place)
+        if not isinstance(name, str):
+            draft.warn("model", where, "a second model on the card is not known", "model")
+            continue
+        dtypes = (str(plain(model.values[key])) for key in ("cast", "dtype", "torch_dtype") if key in model.values)
+        precision = next((DTYPES[each] for each in dtypes if each in DTYPES), "fp32" if old else "bf16")
+        row = {"role": "reward", "model": name, "precision": precision}
+        if any(truth(model.values.get(key)) for key in BITS):
+            row["precision"] = "bf16"
+            draft.bound("model", where, "a second model of few bits on the card is counted in bf16", "quantisation")
+        draft.values["extra_models"] = [*draft.values.get("extra_models", ()), row]
+        draft.origins.setdefault("extra_models", Origin(FILE, f"{where}: a second model on the card"))
+
+
+def _places(value: Any, depth: int = 0) -> Iterator[Place]:
+    """Where the models were made that a trainer is given, by whatever argument."""
+    if isinstance(value, Thing) and value.name == "model":
+        yield value.place
+    inner: Any = ()
+    if isinstance(value, Unknown):
+        inner = value.either
+    elif isinstance(value, dict):
+        inner = [each for key, each in value.items() if key != "?beside"]
+    elif type(value) in (list, tuple):
+        inner = value
+    for each in inner if depth < 4 else ():
+        yield from _places(each, depth + 1)
