@@ -171,3 +171,12 @@ def test_freezing_never_costs(freeze: list[str], keys: dict[str, Any]) -> None:
     assert max(some.totals()) <= max(none.totals())
     assert min(some.totals()) > 0
     assert {row.category for row in some.rows} <= {row.category for row in none.rows}
+
+
+def test_what_a_trainer_freezes_of_itself_stands_in_the_job_that_gives_the_same_report() -> None:
+    job = {"model": "gemma-3-4b", "method": "sft", "trainer": "llamafactory", "zero_stage": 2, "num_gpus": 2}
+    first = resolve(read_job(job))
+    assert first.provenance.job["freeze"] == ["vision_tower", "multi_modal_projector"]
+    again = resolve(read_job({key: value for key, value in first.provenance.job.items() if value is not None}))
+    assert again.model.frozen == first.model.frozen == {"vision", "projector"}
+    assert resolve(read_job(job | {"lora": {"r": 8}, "zero_stage": 0})).provenance.job["freeze"] == []

@@ -330,6 +330,7 @@ def test_options_of_lists_are_typed_as_the_command_line_reads_them() -> None:
     words = option_words({"lora": {"r": 8, "targets": ("q_proj", "v_proj")}})
     assert words == "--lora-r 8 --lora-targets q_proj,v_proj"
     assert typed(words)["lora"]["targets"] in (["q_proj", "v_proj"], "q_proj,v_proj", ("q_proj", "v_proj"))
+    assert option_words({"images": None}) == "--set images=null"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Holds the choices of a plan, and the moves around a job, to lists written by hand: what is there, and no more."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +9,14 @@ from any_jobs import MODELS
 
 from memplan.cost import seconds
 from memplan.engine.bounds import at_least
+from memplan.errors import InvalidJob
+from memplan.frameworks.planned import emit_plan, plans_of
+from memplan.frameworks.registry import find_framework
 from memplan.generated import Host
 from memplan.planner import plan
 from memplan.planner.axes import values
 from memplan.planner.candidates import Candidates, Floored, Refused, accumulation_class, same_training
+from memplan.planner.changes import sets
 from memplan.planner.degrees import LEAST_TOKENS, Keys, divisors, is_native, native, twos
 from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.pricing import FREE, ROWS, Priced, Pricing, has_flash
@@ -403,9 +408,8 @@ def test_what_a_plan_assumes() -> None:
     kept = question(read_job({"sharding": "zero3"}, file))
     assert kept.given.job.deepspeed is not None
     assert [text.split(":")[0] for text in kept.assumptions] == ["global_batch_size", "precision"]
-    for more, also in (({"precision": "bf16"}, 0), ({"lora": {"r": 8}}, 1)):
-        found = question(read_job({**JOB, "num_gpus": 2, **more})).assumptions
-        assert (found[0], len(found)) == (batch, 1 + also)
+    for more in ({"precision": "bf16"}, {"lora": {"r": 8}}):
+        assert question(read_job({**JOB, "num_gpus": 2, **more})).assumptions == (batch,)
 
 
 def test_a_files_own_batch_is_that_of_its_data_ranks() -> None:
@@ -469,6 +473,29 @@ def test_what_misses_as_its_engine_does_not_start_says_so(monkeypatch: pytest.Mo
     assert _miss(made, priced).reason == "the engine does not start: its cache holds nothing"
     priced.short = 1 << 30
     assert _miss(made, priced).reason == "short by 1.00 GiB at policy.loss"
+
+
+def test_shorter_sequences_keep_the_share_that_is_scored() -> None:
+    asked = question(read_job({**JOB, "num_gpus": 1, "sequence_length": 2048, "completion_length": 1536}))
+    (shorter,) = next(sets(["shorter"], asked))
+    scored = [(keys["sequence_length"], keys["completion_length"]) for keys in shorter.values]
+    assert scored == [(1024, 768), (512, 384), (256, 192)]
+
+
+def test_what_no_plan_can_say_is_answered_with_what_to_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"schema_version": 1, "plans": [{"job": {}}], "considered": 1}')
+    other = ", or use another framework"
+    hints = {f"use a.b=c, d=1{other}": " --fix a.b=c --fix d=1", f"leave lora out{other}": f": leave lora out{other}"}
+    for hint, told in hints.items():
+
+        def refuses(*_: object, hint: str = hint) -> None:
+            raise InvalidJob("this cannot be said", hint)
+
+        monkeypatch.setattr("memplan.frameworks.planned.read_documents", refuses)
+        with pytest.raises(InvalidJob, match="none of 1 plans: this cannot be said") as raised:
+            emit_plan(plans_of(str(path)), {}, find_framework("trl"))
+        assert raised.value.hint == f"plan again{told}"
 
 
 def test_a_plans_job_says_nothing_of_what_its_file_chose_otherwise() -> None:

@@ -128,9 +128,14 @@ def test_what_no_switch_says_is_told() -> None:
     text = "quantization: nf4 is kept, and verl has no switch for it (none)"
     assert text in question(read_job(job)).assumptions
     assert not [each for each in question(read_job({**job, "trainer": "trl"})).assumptions if "no switch" in each]
-    free = {key: value for key, value in job_of("trl", "sft", CARDS[1]).items() if key != "trainer"} | ADAPTERS
     text = "lora: r 8 is kept, and Megatron-LM has no switch for it (Megatron-Bridge's recipes do)"
-    assert text in question(read_job(free)).assumptions, "of a trainer that only some plans name"
+    free = {"model": "llama-3.2-1b", "method": "sft", "gpu": "h100-80gb", "num_gpus": 8, **ADAPTERS}
+    for fixed, told in (({"sharding": "distributed-optimizer"}, 1), ({"sharding": "ddp"}, 0)):
+        found = plan(read_job(free | fixed))
+        assert any(each.job["trainer"] == "megatron" for each in found.plans) == bool(told)
+        assert found.assumptions.count(text) == told, "of a trainer that plans name"
+    whole = question(read_job(job_of("litgpt", "sft", CARDS[0]) | {"lora": {"r": 8}})).assumptions
+    assert [each for each in whole if each.startswith("lora.targets: all-linear is kept, and LitGPT has no switch")]
 
 
 @pytest.mark.slow

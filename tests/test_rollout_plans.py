@@ -13,7 +13,7 @@ from memplan.cost import card, speed
 from memplan.cost.generation import Generating, generating
 from memplan.cost.rates import EXPECTED
 from memplan.gpus import find_gpu
-from memplan.planner.generating import row_of, ways
+from memplan.planner.generating import not_apart, row_of, ways
 from memplan.planner.moves import moves
 from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.splits import candidates
@@ -306,3 +306,12 @@ def test_without_a_trainer_every_plan_generates(method: str, trainers: set[str])
 def test_a_trainer_that_is_not_kept_up_is_never_taken() -> None:
     found = plan({"model": "llama-3.1-70b", "method": "reward", "gpu": "h100-80gb", "num_gpus": 64})
     assert {each.job["trainer"] for each in found.plans} == {"megatron-swift", "pytorch"}
+
+
+def test_no_plan_stands_an_engine_apart_where_its_critic_then_does_too() -> None:
+    job = {**VERL, "trainer": "openrlhf", "method": "ppo"}
+    asked = question(as_input(job))
+    assert {way.engine_gpus for way in ways(asked.given.job, asked.space)} == {0}
+    assert "openrlhf's critic then stands on cards of its own too" in not_apart(asked.given.job, asked.space)
+    without = question(as_input(job | {"method": "grpo"}))
+    assert {way.engine_gpus for way in ways(without.given.job, without.space)} > {0}

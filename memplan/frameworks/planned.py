@@ -1,6 +1,7 @@
 """The JSON of ``memplan plan``: several jobs, the fastest first, of which a framework may have words for some."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,5 +45,5 @@ def emit_plan(plans: Sequence[Document], options: Mapping[str, Any], row: Framew
     if not refused:
         raise InvalidJob("there is no plan in the file", "plan for a larger card, or more GPUs")
     hint = refused[0].hint
-    again = f"with --fix {hint.removeprefix('use ')}" if hint.startswith("use ") else f"anew: {hint}"
-    raise InvalidJob(f"none of {len(plans)} plans: {refused[0].message}", f"plan {again}")
+    fixed = "".join(f" --fix {each}" for each in re.findall(r"[\w.]+=[^\s,]+", hint) if hint.startswith("use "))
+    raise InvalidJob(f"none of {len(plans)} plans: {refused[0].message}", f"plan again{fixed or f': {hint}'}")

@@ -26,6 +26,7 @@ from memplan.planner.planning import shown as as_plan
 from memplan.planner.questions import answers
 from memplan.planner.rejected import absences, missed, rejections
 from memplan.planner.result import Answer, Plan, Plans, Point, Rejected
+from memplan.planner.words import untold
 from memplan.report import SCHEMA_VERSION
 from memplan.spec.reading import JobInput
 
@@ -68,6 +69,9 @@ def plan(
     points = tuple(point(*each) for each in pareto(final, searched.of, tell).plans) if front else ()
     shown = tuple(as_plan(final, candidate, priced, training, price) for candidate, priced in searched.found.plans)
     recipe = shown[0].report.recipe if shown else None
+    named = {each.recipe.trainer.name: each.recipe.trainer for each, _ in searched.found.plans}
+    others = (trainer for name, trainer in named.items() if name != asked.given.job.trainer)
+    said = [text for trainer in others for text in untold(final.given.job, trainer)]
     return Plans(
         SCHEMA_VERSION,
         shown,
@@ -77,7 +81,7 @@ def plan(
         sum(each.found.priced for each, _ in tried.values()),
         answers(*answered, ask, tell),
         needed,
-        (*final.assumptions, *(recipe.provenance.assumptions if recipe else ())),
+        (*final.assumptions, *said, *(recipe.provenance.assumptions if recipe else ())),
         recipe.provenance.warnings if recipe else (),
     )
 

@@ -120,13 +120,11 @@ def same_training(space: Space, keys: Keys, asked: bool) -> Keys:
 class Builder:
     """Makes candidates, and counts what is refused by its reason."""
 
-    def __init__(self, given: JobInput, space: Space, device: Device) -> None:
-        self.given, self.space, self.device, self.above = given, space, device, Floors()
+    def __init__(self, given: JobInput, space: Space, device: Device, leanest: bool = False) -> None:
+        self.given, self.space, self.device, self.above, self.leanest = given, space, device, Floors(), leanest
         self.legal: list[Candidate] = []
         self.refused: dict[tuple[int, str], Refused] = {}
-        self.layout = 0
-        self.structures: dict[Hashable, int] = {}
-        self.nested: dict[str, JobInput] = {}
+        self.layout, self.structures, self.nested = 0, dict[Hashable, int](), dict[str, JobInput]()
         self.floored, self.outdone = list[Floored](), 0
 
     def recipe(self, keys: Keys) -> Recipe:
@@ -221,7 +219,7 @@ class Builder:
     def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]]) -> None:
         bounded = "reference" in keys and not stays_gathered(first)
         structure, leaner = (self._number(keys), self._number({**keys, **LEANEST} if bounded else keys))
-        ready, changes = prepare(first, self.device), _changes(self.space, keys)
+        ready, changes, met = prepare(first, self.device), _changes(self.space, keys), set[int]()
         for size, steps in sizes:
             full = {**keys, "batch_size": size, "gradient_accumulation_steps": steps}
             try:
@@ -229,8 +227,11 @@ class Builder:
             except MemplanError as error:
                 self._refuse(number, full, error.message, 1, error.hint)
                 continue
-            took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
             steps_class = accumulation_class(recipe)
+            if self.leanest and steps_class in met:
+                continue
+            met.add(steps_class)
+            took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
             group, under = (structure, steps_class), (leaner, steps_class)
             self.legal.append(Candidate(full, recipe, took, number, group, under, (took, changes, len(self.legal))))
 
@@ -286,12 +287,11 @@ def _changes(space: Space, keys: Keys) -> int:
     return sum(keys[key] not in plain for key, plain in PLAIN.items() if key in keys and key not in space.fixed)
 
 
-def trainings(given: JobInput, space: Space, device: Device) -> Candidates:
-    """Every candidate of the space, the fastest first; of an online method with its generation as the job has it."""
-    found, bare = layouts(space), without_choices(given, space.fixed)
-    builder = Builder(bare, space, device)
-    families: dict[str, int] = {}
-    for number, layout in enumerate(found):
+def trainings(given: JobInput, space: Space, device: Device, leanest: bool = False) -> Candidates:
+    """Every candidate of the space, the fastest first; of an online method with its generation as the job has it.
+    ``leanest``: of each group the smallest batch alone, of which one fits where any does."""
+    builder, families = Builder(without_choices(given, space.fixed), space, device, leanest), dict[str, int]()
+    for number, layout in enumerate(layouts(space)):
         builder.add(families.setdefault(layout_name({**layout, "virtual_pipeline": 1}), number), layout)
     legal = sorted(builder.legal, key=lambda each: each.order)
     if len(families) == 1:

@@ -67,7 +67,8 @@ def _change(name: str, job: Job) -> Change | None:
         while length >= LEAST_LENGTH:
             packed = {"token_budget": length} if job.token_budget else {}
             own = min(job.sequence_length, length)
-            lengths.append({"sequence_length": own, "completion_length": None, **packed})
+            scored = job.completion_length and max(1, job.completion_length * own // job.sequence_length)
+            lengths.append({"sequence_length": own, "completion_length": scored, **packed})
             length //= 2
         return Change(name, "shorter sequences", tuple(lengths)) if lengths else None
     if name == "lora":

@@ -85,7 +85,7 @@ def ways(job: Job, space: Space) -> list[Way]:
     found = []
     if asked.placement != "separate" and "colocate" in row.places:
         found += [way._replace(rollout={**named, **way.rollout}) for way in _beside(job, asked, row, engine, space)]
-    if asked.placement == "separate" or (asked.placement is None and "separate" in row.places):
+    if asked.placement == "separate" or (asked.placement is None and stands_apart(job)):
         found += [way._replace(rollout={**named, **way.rollout}) for way in _apart(asked, engine, space)]
     divided = _divided(job, space)
     return [*found, *(way._replace(models=divided) for way in found if divided)]
@@ -109,10 +109,18 @@ def _divided(job: Job, space: Space) -> tuple[Keys, ...]:
     return tuple(models) if changed else ()
 
 
+def stands_apart(job: Job) -> bool:
+    """Whether the engine may stand on cards of its own in a plan."""
+    row = row_of(job)
+    return "separate" in row.places and not (row.critic_apart and METHODS[job.method].critic)
+
+
 def not_apart(job: Job, space: Space) -> str:
     """Why no cards of the engine's own were tried; nothing where they were, or where the job says where it stands."""
-    if "separate" in row_of(job).places or (job.rollout or NOTHING).placement or not ways(job, space):
+    if stands_apart(job) or (job.rollout or NOTHING).placement or not ways(job, space):
         return ""
+    if "separate" in row_of(job).places:
+        return f"{job.trainer}'s critic then stands on cards of its own too, which is not modelled"
     if not row_of(job).behind:
         return f"{job.trainer} has no cards apart"
     return (

@@ -19,9 +19,9 @@ from memplan.planner.model_moves import MODELS
 from memplan.planner.pricing import Priced, Pricing, allowed_of
 from memplan.planner.result import Plan, Point, billed
 from memplan.planner.search import Found, best, front
-from memplan.planner.space import BATCH, CHOSEN, Space, megatron_trainer
+from memplan.planner.space import BATCH, CHOSEN, Space
 from memplan.planner.splits import candidates
-from memplan.planner.words import of_switches, plan_name, untold
+from memplan.planner.words import of_switches, plan_name
 from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
@@ -106,8 +106,6 @@ def question(given: JobInput) -> Question:
         )
     assumptions += too_large(batch * (2 if METHODS[job.method].pairs else 1) * job.sequence_length)
     space = Space(job, fixed, spec, job.num_gpus, batch, job.gpus_per_node, gpu.vendor)
-    if other := (megatron_trainer(space) or {}).get("trainer"):
-        assumptions += untold(job, find_trainer(other))
     given = given._replace(job=given.job.model_copy(update={"num_gpus": job.num_gpus}))
     return Question(given, fixed, gpu, device, space, tuple(assumptions))
 

@@ -191,12 +191,13 @@ class Pricing:
         return first_stage(recipe) if several else 0
 
     def misses_by(self, candidate: Candidate, quickly: bool = True) -> int:
-        """The same of a candidate; where an engine stands beside it, what its update alone misses by is known once."""
-        least, name = self.short_at_least(candidate.recipe, quickly), candidate.training
-        if least or name is None:
-            return least
+        """The same of a candidate; where an engine stands beside it, what its update alone misses by, known once."""
+        recipe, name = candidate.recipe, candidate.training
+        if name is None:
+            return self.short_at_least(recipe, quickly)
         if name not in self.alone:
-            self.alone[name] = self.of(candidate.recipe._replace(generator=None)).short
+            bare = recipe._replace(generator=None)
+            self.alone[name] = self.short_at_least(bare, quickly=True) or self.of(bare).short
         return self.alone[name]
 
     def fits(self, recipe: Recipe) -> bool:

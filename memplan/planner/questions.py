@@ -1,7 +1,7 @@
 """Questions beside the best plan, answered exactly: fewest GPUs, smallest card, largest batch, longest sequence."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from memplan.cost import card
@@ -35,6 +35,8 @@ class Tried(NamedTuple):
     asked: Question
     of: Candidates
     pricing: Pricing
+    leanest: bool = False
+    """Of each group the smallest batch alone: enough to say whether any plan fits."""
 
     @property
     def fits(self) -> bool:
@@ -54,7 +56,8 @@ class Tried(NamedTuple):
     @property
     def fastest(self) -> str:
         """The name of the best plan, as the list has it first."""
-        candidate, _ = self._best(self.of.legal).plans[0]
+        whole = tried(self.asked, leanest=False) if self.leanest else self
+        candidate, _ = self._best(whole.of.legal).plans[0]
         return plan_name({**candidate.keys, **self.pricing(candidate).keys})
 
 
@@ -62,9 +65,9 @@ def _keeps(each: Candidate) -> bool:
     return each.keys.get("gradient_checkpointing") != "full"
 
 
-def tried(asked: Question) -> Tried:
+def tried(asked: Question, leanest: bool = True) -> Tried:
     """The question, ready to be answered."""
-    return Tried(asked, candidates(asked.given, asked.space, asked.device), pricing_of(asked))
+    return Tried(asked, candidates(asked.given, asked.space, asked.device, leanest), pricing_of(asked), leanest)
 
 
 def gpu_counts(asked: Question) -> Iterator[int]:
@@ -114,21 +117,22 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
     least, too_small = first.least, dict[Hashable, int]()
     cards = [gpu for gpu in listed() if _computes(asked, gpu) and least <= _room(asked, gpu) * asked.space.gpus]
 
-    @lru_cache(maxsize=2)
-    def on(name: str) -> Tried:
+    @cache
+    def on(name: str) -> Question | None:
         tell(f"trying {name}", 0, 0)
         gpu = next(each for each in cards if each.name == name)
         space = asked.space._replace(vendor=gpu.vendor)
-        return tried(asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space))
+        there = asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space)
+        return there if tried(there).fits else None
 
     for gpu in cards:
         kind, most = _kind(asked, gpu), ABOUT * gpu.usable_bytes
         near = [each for each in cards if _kind(asked, each) == kind and each.usable_bytes <= most]
         for each in (near[-1], gpu):
-            if gpu.usable_bytes > too_small.get(kind, 0) and not on(each.name).fits:
+            if gpu.usable_bytes > too_small.get(kind, 0) and on(each.name) is None:
                 too_small[kind] = each.usable_bytes
-        if gpu.usable_bytes > too_small.get(kind, 0):
-            return Answer("smallest_card", gpu.name, f"{gpu.name}: {on(gpu.name).fastest}")
+        if gpu.usable_bytes > too_small.get(kind, 0) and (there := on(gpu.name)):
+            return Answer("smallest_card", gpu.name, f"{gpu.name}: {tried(there, leanest=False).fastest}")
     return Answer("smallest_card", None, "none of the catalogue")
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.planner.degrees import Keys, twos
-from memplan.planner.generating import MOST_TENSOR, NOTHING, row_of
+from memplan.planner.generating import MOST_TENSOR, NOTHING, row_of, stands_apart
 from memplan.planner.shares import Shares, has_shares
 from memplan.resolve.serving import share_key
 from memplan.spec.generation import Generator
@@ -106,7 +106,7 @@ def _ranks(of: Generator, recipe: Recipe, ranks: int) -> Iterator[RolloutMove]:
 def _apart(job: Job, recipe: Recipe, of: Generator) -> Iterator[RolloutMove]:
     """The engine on some of the cards, the trainer on the others."""
     world, asked = recipe.parallel.world, job.rollout or NOTHING
-    if of.separate or "separate" not in row_of(job).places or "placement" in asked.model_fields_set:
+    if of.separate or not stands_apart(job) or "placement" in asked.model_fields_set:
         return
     for cards in twos(world // 2) if world > 1 else ():
         left = world - cards

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.spec.job import Job
+from memplan.spec.lora import ALL_LINEAR
 from memplan.tables.trainer import Trainer
 
 SHARDING = {
@@ -107,9 +108,11 @@ def of_switches(job: Job, trainer: Trainer) -> list[str]:
 def untold(job: Job, trainer: Trainer) -> list[str]:
     """What of the job the trainer has no switch for."""
     given: dict[str, Any] = {"lora": f"r {job.lora.r}"} if job.lora is not None else {}
+    given |= {"lora_targets": ALL_LINEAR} if job.lora is not None and job.lora.targets == ALL_LINEAR else {}
     given |= {key: getattr(job, key) for key in ("quantization", "optimizer") if key in job.model_fields_set}
+    known = {key: ", ".join(trainer.switches.get(key, ())) for key in given}
     return [
-        f"{key}: {value} is kept, and {trainer.title} has no switch for it ({', '.join(trainer.switches[key])})"
+        f"{key.replace('_', '.')}: {value} is kept, and {trainer.title} has no switch for it ({known[key]})"
         for key, value in given.items()
         if not trainer.can_be_told(key, value, job.num_gpus > 1)
     ]

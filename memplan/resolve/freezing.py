@@ -13,6 +13,8 @@ from memplan.spec.parts import FeedForward, Part
 from memplan.tables.trainer import Trainer
 
 EMBEDDING, TOWER, PROJECTOR = "embed_tokens", "vision", "projector"
+RESTING = ("vision_tower", "multi_modal_projector")
+"""What some trainers freeze where nobody says what rests."""
 MOST_TRIED = 400_000
 """Patterns × weights: what takes a second to go through."""
 
@@ -68,7 +70,7 @@ def _with_resting_tower(job: Job, trainer: Trainer, spec: ModelSpec, notes: Note
     if _mixes(job, trainer, notes) or spec.resting:
         notes.assume(f"freeze: {trainer.title} freezes the vision tower and its projector; they are counted trained")
         return spec
-    notes.fill("freeze", ("vision_tower", "multi_modal_projector"), "trainer", f"{trainer.title} freezes them")
+    notes.fill("freeze", RESTING, "trainer", f"{trainer.title} freezes them")
     return spec.model_copy(update={"frozen": frozenset((TOWER, PROJECTOR))})
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memplan.resolve.freezing import RESTING, TOWER
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.router_loss import balance_shown
@@ -67,6 +68,7 @@ def _resolved(job: Job, recipe: Recipe, entropy: str) -> dict[str, Any]:
         if recipe.batch.longest
         else recipe.batch.completion_length,
         **balance_shown(recipe.model, recipe.loss.router),
+        "freeze": list(job.freeze or (RESTING if job.lora is None and TOWER in recipe.model.frozen else ())),
         "sharding": recipe.sharding.name,
         "attention": recipe.operators.attention,
         "mixer_kernels": "cuda" if recipe.operators.mixer_kernels else "torch",

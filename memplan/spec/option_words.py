@@ -18,6 +18,8 @@ def _option(key: str, value: Any) -> str:
         return flags.get(value, f"--recompute {value}")
     if key == "lora" and value == {}:
         return "--lora"
+    if value is None:
+        return f"--set {key}=null"
     if isinstance(value, dict):
         pairs = [(inner, _scalar(item)) for inner, item in value.items()]
         return " ".join(_inner(key, inner, text) for inner, text in pairs)

@@ -92,13 +92,14 @@ class Generation(NamedTuple):
     """Tensors are cast to bf16 before they are gathered; elsewhere they go in the trainer's own dtype."""
     places: tuple[str, ...] = ("colocate", "separate")
     """Where it may stand with the training as it is."""
+    critic_apart: bool = False
+    """With the engine on cards of its own a critic stands on others too, which is not modelled."""
     can_offload: bool = False
     """The trainer has switches for ``trainer_offload``."""
     overlaps: bool = False
     """On cards of its own it generates while the trainer trains; elsewhere one waits for the other."""
     behind: bool = False
-    """There it trains on the completions of the step before: another training, which is planned where it is asked
-    for."""
+    """There it trains on the completions of the step before: another training, planned where it is asked for."""
     host_copy: bool = False
     """SGLang keeps its weights on the host while it sleeps (enable_weights_cpu_backup)."""
     source: str = ""
@@ -205,7 +206,7 @@ ROWS = (
     _VERL_0_7._replace(since="0.9", adapters_first=False,
         source="verl 0.9.0 and 0.9.1 workers/engine_workers.py: update_weights, empty_cache before weights too"),
     Generation("openrlhf", engine="vllm", separate=True, own_process=True, engine_first=True, process_each=True,
-        ray=True, share=0.95, separate_share=0.95, half=True, asleep=1, page_locked=(("deepspeed", ("optimizer",)),),
+        critic_apart=True, ray=True, share=0.95, separate_share=0.95, half=True, asleep=1, page_locked=(("deepspeed", ("optimizer",)),),
         source="OpenRLHF 0.11 cli/train_ppo_ray.py, trainer/ray/vllm_engine.py, utils/deepspeed/deepspeed_utils.py"),
     Generation("slime", engine="sglang", colocated="sglang", separate=True, own_process=True, engine_first=True,
         sleep=2, pauses=True, ray=True, from_host=True, bucket=512 * MiB, buckets=2, sends_half=True,
