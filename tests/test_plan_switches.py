@@ -129,7 +129,7 @@ def test_what_no_switch_says_is_told() -> None:
     assert text in question(read_job(job)).assumptions
     assert not [each for each in question(read_job({**job, "trainer": "trl"})).assumptions if "no switch" in each]
     text = "lora: r 8 is kept, and Megatron-LM has no switch for it (Megatron-Bridge's recipes do)"
-    free = {"model": "llama-3.2-1b", "method": "sft", "gpu": "h100-80gb", "num_gpus": 8, **ADAPTERS}
+    free = {"model": "llama-3.2-1b", "method": "sft", "gpu": "h100-80gb", "num_gpus": 8, "lora": {"r": 8}}
     for fixed, told in (({"sharding": "distributed-optimizer"}, 1), ({"sharding": "ddp"}, 0)):
         found = plan(read_job(free | fixed))
         assert any(each.job["trainer"] == "megatron" for each in found.plans) == bool(told)
