@@ -12,6 +12,8 @@ from memplan.frameworks.writing import emit, write_files
 from memplan.planner.planning import question
 from memplan.planner.space import divided_sequences, offloading, offloads_activations
 from memplan.resolve import resolve
+from memplan.spec.lora import Lora
+from memplan.spec.option_words import option_words
 from memplan.spec.reading import read_job
 
 JOB: dict[str, Any] = {
@@ -57,6 +59,15 @@ def test_the_script_makes_the_job(name: str, tmp_path: Path) -> None:
     again = read_opened(documents_of(path)[0], options)
     assert again.job.allocator.expandable_segments
     assert differences(resolve(found.given), resolve(again), found.framework) == []
+
+
+def test_what_check_is_told_of_adapters_is_what_one_types(tmp_path: Path) -> None:
+    """Of a plan's job, which says every value of them."""
+    whole = Lora(r=16).model_dump()
+    found = emit(read_job({**JOB, "trainer": "transformers", "lora": whole}), find_framework("transformers"))
+    write_files(found.texts, str(tmp_path), False)
+    words = option_words(asked(found.given, found.framework, str(tmp_path / "run.sh")))
+    assert words == "--sequence-length 2048 --model qwen2.5-0.5b --lora-r 16 --gpu h100-80gb"
 
 
 @pytest.mark.parametrize("trainer", ["llamafactory", "swift"])

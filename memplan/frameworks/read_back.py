@@ -86,6 +86,8 @@ def outside(job: Job, texts: Mapping[str, str], row: Framework, also: tuple[str,
         keys |= {"allocator"}
     keys |= set() if row.generates else {"sync", "trainer_offload"}
     options = {key: value for key, value in job.model_dump(exclude_unset=True).items() if key in keys}
+    if options.get("lora"):
+        options["lora"] = job.lora.model_dump(exclude_defaults=True) if job.lora else None  # as one types it
     options.setdefault("images", None)  # of text alone, whatever a file leaves open
     if row.generates and options.get("rollout"):
         options["rollout"] = {key: value for key, value in options["rollout"].items() if key in OF_COMPLETIONS}
