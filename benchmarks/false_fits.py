@@ -1,10 +1,11 @@
 """The hunt for false fits: every run that memplan says fits, and that died or held more than the high figure.
 
-    python benchmarks/false_fits.py [FILE…]
+    python benchmarks/false_fits.py [FILE…] [--ran]
 
 Two kinds of truth: measured runs (``presets/measurements``, or truth files that are named), whose reserved or device
 figure is held against memplan's high one; and runs that ended out of memory (``benchmarks/data/died.json``, with the
-same reports' runs that did not), whose end is held against the verdict. Rows that memplan gets wrong are looked at one
+same reports' runs that did not), whose end is held against the verdict. With ``--ran`` the other error too: published
+speeds (``throughput.json``) of runs that memplan says do not fit. Rows that memplan gets wrong are looked at one
 by one: ``read`` says what was found. Then the run is no evidence, or its cause is known and not modelled, or it stays
 open, in as many words. Exits with 1 where a row is wrong that nobody has read.
 """
@@ -14,6 +15,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,9 @@ from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.truth import read_sets
 from memplan.units import GiB
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from throughput import rows
 
 HERE = Path(__file__).resolve().parent / "data"
 METERS = ("reserved", "device")
@@ -37,6 +42,23 @@ READ = {
     "trace-tinyllama-int8-lora-4x1200": "the same notebook, in eval mode and without an optimizer; open",
 }
 """Of measured rows above the high figure."""
+MEGATRON = "described as Megatron's: fp32 gradients, and weights copied into buffers while they are loaded"
+RAN = {
+    "llm-foundry": "flash-attn's loss works in the logits; PyTorch's is estimated",
+    "aleph-13b": MEGATRON,
+    "aleph": MEGATRON,
+    "bloom": MEGATRON,
+    "automodel": "FSDP2 beside a pipeline is described as Megatron's distributed optimizer",
+    "prime-rl": "its loss is compiled; the logits' copies of PyTorch's are estimated",
+    "nemo-24.07": "gradients in bf16 (optim.grad_sync_dtype) are not described",
+    "nemo-fp8": "gradients in bf16 (optim.grad_sync_dtype) are not described; SFT of 70B is 4 GiB over then",
+    "dgxc": "1.3 and 3.9 GiB over in BF16: open",
+    "megatron-bridge": "the table has micro-batches of 4 on H100, its recipe of 1",
+    "bridge-25.11": "0.5 GiB over; stages' layers are assumed",
+    "bridge-26.06": "0.5 GiB over; stages' layers are assumed",
+    "vectorlm": "8B on one card: 60 GiB of weights, gradients and states, 28 of logits and checkpoints: open",
+}
+"""Of published speeds whose runs do not fit, by set."""
 
 
 class Case(NamedTuple):
@@ -93,6 +115,14 @@ def died() -> Iterator[tuple[str, Case]]:
         yield row["set"], Case(row["id"], fits, "ran" if ran else "died", wrong, row.get("read", ""))
 
 
+def ran() -> Iterator[tuple[str, Case]]:
+    """Runs with a published speed, each with its set."""
+    for row, job, _ in rows():
+        report = estimated(job)
+        fits = report.verdict.fits if report and report.verdict else "refused"
+        yield row["set"], Case(row["id"], fits, "ran", fits == "no", RAN.get(row["set"], ""))
+
+
 def show(cases: list[Case]) -> int:
     """Those that are wrong, by what was read of them; how many nobody has read."""
     wrong = [case for case in cases if case.wrong]
@@ -108,12 +138,14 @@ def main() -> int:
     """Both hunts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="*", metavar="FILE", help="truth files of measured runs; memplan's own else")
-    measured = list(above(parser.parse_args().paths))
+    parser.add_argument("--ran", action="store_true", help="published speeds of runs that do not fit too")
+    asked = parser.parse_args()
+    measured = list(above(asked.paths))
     over = sum(case.wrong for case in measured)
     print(f"{len(measured)} measured figures of reserved and device memory, {over} above the high one")
     unread = show(measured)
     found: dict[str, list[Case]] = {}
-    for name, case in died():
+    for name, case in chain(died(), ran() if asked.ran else ()):
         found.setdefault(name, []).append(case)
     for name, cases in found.items():
         said = Counter((case.truth, case.said) for case in cases)
