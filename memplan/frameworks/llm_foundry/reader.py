@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from memplan.frameworks import processes
+from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import NotKnown
@@ -101,7 +102,7 @@ def _model(keys: Keys) -> None:
         keys.copy("model", LOADS)
     else:
         what = f"{name[:40] or 'no model'} is not one that is known by its name"
-        raise NotKnown(f"{keys.settings.where('model')}: model is not known: {what}", "add --model")
+        raise NotKnown(f"{keys.settings.where('model')}: model is not known: {what}", MODEL)
     _vocabulary(keys)
     if OWN_LAYERS.fullmatch(str(keys.draft.values.get("model"))):
         keys.warn(LOADS, "its code is LLM Foundry's own, and its layers are counted as transformers'", "model")
@@ -133,9 +134,7 @@ def _mpt(keys: Keys) -> None:
         own = {"model_type": "gpt2", "vocab_size": vocabulary, "n_positions": length, "tie_word_embeddings": True}
         keys.put("model", {**own, **sizes}, "model.d_model")
     elif "model" not in keys.draft.given:
-        raise NotKnown(
-            f"{keys.settings.where('model')}: model is not known: its sizes are not all there", "add --model"
-        )
+        raise NotKnown(f"{keys.settings.where('model')}: model is not known: its sizes are not all there", MODEL)
     why = "LLM Foundry's own layers are counted as GPT-2's of the same sizes"
     keys.draft.warn("model.name", keys.settings.where("model.name"), why, "model")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.deciding import LITTLE
 from memplan.frameworks.documents import Document, Settings, is_template
@@ -103,7 +104,7 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
             launcher = {"nproc_per_node": tasks.each, "nnodes": tasks.nodes}
         settings = Settings(document.path, values, lines | {"program": command[place].line})
         if why := other_model(command[place].text, "model" in draft.given):
-            hint = "" if "model" in draft.given else "add --model"
+            hint = "" if "model" in draft.given else MODEL
             draft.warn("program", settings.where("program"), why, "model", hint)
         read_arguments(Keys(draft, settings, row, DEFAULTS), launcher)
         return

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import NotKnown
@@ -142,7 +143,7 @@ def _model(keys: Keys, of_recipe: str) -> None:
     else:
         name = str(draft.facts.get("recipe") or "")
         what = f"{name[:60]} is no recipe that is known" if name else "no recipe, and no model that its text names"
-        raise NotKnown(f"{keys.settings.where(RECIPE)}: model is not known: {what}", "add --model")
+        raise NotKnown(f"{keys.settings.where(RECIPE)}: model is not known: {what}", MODEL)
 
 
 def _adapters(keys: Keys) -> None:

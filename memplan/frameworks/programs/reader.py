@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.asking import COMMANDS, LORA, OF_COMMAND, WRITE, model_hint, started_by
+from memplan.frameworks.asking import COMMANDS, LORA, MODEL, OF_COMMAND, WRITE, model_hint, started_by
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Origin
 from memplan.frameworks.documents import Document, document_of
 from memplan.frameworks.draft import NotKnown
@@ -32,7 +32,7 @@ from memplan.frameworks.transformers import read_launcher
 from memplan.spec.allocator import VARIABLES
 from memplan.spec.reading import unanswered
 
-NO_MODEL = "add --model, or check the script that starts it"
+NO_MODEL = f"{MODEL}, or check the script that starts it"
 
 
 def recognise(document: Document) -> tuple[str, ...]:

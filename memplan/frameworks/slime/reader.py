@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import Draft, Framework, Keys
 from memplan.frameworks.documents import Document, Settings, is_template, words
 from memplan.frameworks.generating import FELT, SGLANG, put, put_bucket, put_engine, read_fields
@@ -255,7 +256,7 @@ def _model(keys: Keys) -> None:
     if "model" in keys.draft.given or keys.has("num_layers"):
         return
     if not keys.has("hf_checkpoint") or is_template(keys.get("hf_checkpoint")):
-        raise keys.settings.error("hf_checkpoint", "the model's arguments are not here", "add --model")
+        raise keys.settings.error("hf_checkpoint", "the model's arguments are not here", MODEL)
     keys.copy("model", "hf_checkpoint")
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import Keys
 from memplan.frameworks.torchtune.keys import BUILDER, COMPONENT, MODELS, SHAPED, SIZES, TARGETS, WITH_IMAGES
 
@@ -21,9 +22,7 @@ def put_model(keys: Keys, dtype: str) -> None:
     elif model is not None:
         keys.put("model", model, at)
     else:
-        raise keys.settings.error(
-            at, f"{path[:80] or 'nothing'} is no model of torchtune's that is known", "add --model"
-        )
+        raise keys.settings.error(at, f"{path[:80] or 'nothing'} is no model of torchtune's that is known", MODEL)
     if name in WITH_IMAGES:
         keys.warn(at, "its images, and what of its tower trains, are not counted", "model")
     if kind or keys.has("model.lora_rank"):

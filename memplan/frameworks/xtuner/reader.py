@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from memplan.frameworks import deepspeed, processes
+from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, is_template, words
 from memplan.frameworks.draft import NotKnown
@@ -92,7 +93,7 @@ def _model(keys: Keys) -> None:
     if "model" not in keys.draft.given:
         if not keys.has(at) or is_template(keys.get(at)):
             what = str(keys.get(at) or "nothing names it")[:60]
-            raise NotKnown(f"{keys.settings.where(at)}: model is not known: {what}", "add --model")
+            raise NotKnown(f"{keys.settings.where(at)}: model is not known: {what}", MODEL)
         keys.copy("model", at)
     keys.skip(at)
     said = str(keys.get(f"{LLM}attn_implementation") or "")
