@@ -239,6 +239,7 @@ def test_gpus_that_generate_do_not_train(tmp_path: Path, more: str, gpus: int) -
 def test_how_many_engines_there_are_no_card_feels(tmp_path: Path) -> None:
     text = changed(APART, "--rollout-num-gpus 8", "--rollout-num-gpus $GPUS --rollout-num-gpus-per-engine 2")
     found = read(tmp_path, text)
+    assert found.job.rollout is not None
     assert found.job.rollout.num_gpus == found.job.rollout.tensor_parallel == 2
     assert not [each for each in found.unread if each.decides]
 
