@@ -185,6 +185,9 @@ def test_openrlhf_before_0_9_runs_eager_without_flash_attn(tmp_path: Path) -> No
         (tmp_path / "version.txt").write_text(version)
         found = read_target(str(path), {"num_gpus": 8})
         assert (found.job.attention, any(each.key == "bf16" for each in found.unread)) == ("eager", above)
+    for version, head in (("0.5.9", "cross-entropy"), ("0.6.0.post2", "auto")):
+        (tmp_path / "version.txt").write_text(version)
+        assert read_target(str(path), {"num_gpus": 8}).job.loss_head == head
     path.write_text(f"{text} --bf16 --flash_attn\n", encoding="utf-8")
     assert not any(each.key == "bf16" for each in read_target(str(path), {"num_gpus": 8}).unread)
 

@@ -1,4 +1,5 @@
-"""OpenRLHF's kind of attention, which before 0.9 is eager unless ``--flash_attn`` is there (models/model.py)."""
+"""What OpenRLHF was before: attention eager before 0.9 unless ``--flash_attn`` is there (models/model.py), and whole
+log-softmaxes before 0.6."""
 
 import re
 
@@ -14,13 +15,21 @@ def read_attention(keys: Keys) -> None:
     flash = keys.flag("flash_attn") or keys.flag("packing_samples") or keys.has("ds.attn_implementation")
     if keys.flag("bf16") and not flash:
         why = "attention is counted as eager, which OpenRLHF before 0.9 runs without --flash_attn"
-        if not _old_code(keys.settings.path):
+        if not old_code(keys.settings.path, 9):
             keys.bound("bf16", why, "attention")
         keys.draft.values["attention"] = "eager"
     keys.skip("bf16", "flash_attn")
 
 
-def _old_code(path: str) -> bool:
-    """Whether OpenRLHF lies in the project, as it was before 0.9."""
+def old_code(path: str, minor: int) -> bool:
+    """Whether OpenRLHF lies in the project, as it was before 0.``minor``."""
     place = found_at(path, "version.txt") if found_at(path, "openrlhf/__init__.py") else None
-    return place is not None and re.match(r"0\.[0-8](\.|$)", place.read_text(errors="replace")[:20].strip()) is not None
+    match = re.match(r"0\.(\d+)", place.read_text(errors="replace")[:20].strip()) if place else None
+    return match is not None and int(match[1]) < minor
+
+
+def read_old_head(keys: Keys, method: str) -> None:
+    """Whole log-softmaxes before 0.6, of SFT of a copy (models/utils.py, loss.py of 0.4; 0.6 has flash-attn's)."""
+    if method != "reward" and "loss_head" not in keys.draft.values and old_code(keys.settings.path, 6):
+        keys.draft.remarks.append(f"{keys.settings.path}: OpenRLHF before 0.6 lies beside it: logits are scored whole")
+        keys.put("loss_head", "cross-entropy" if method == "sft" else "log-softmax")

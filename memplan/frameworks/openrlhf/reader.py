@@ -13,7 +13,7 @@ from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import put
 from memplan.frameworks.launch import launch_of
-from memplan.frameworks.openrlhf.attention import read_attention
+from memplan.frameworks.openrlhf.attention import read_attention, read_old_head
 from memplan.frameworks.openrlhf.keys import (
     ESTIMATORS,
     FAMILIES,
@@ -125,6 +125,7 @@ def read_arguments(keys: Keys, program: str) -> None:
     _deepspeed(keys)
     _adapter(keys)
     read_attention(keys)
+    read_old_head(keys, method)
     if keys.flag("ds.use_liger_kernel"):
         keys.put("kernels", "liger", "ds.use_liger_kernel")
     if (keys.number(f"{of}aux_loss_coef") or 0) > 1e-8:
