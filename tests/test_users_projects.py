@@ -381,3 +381,24 @@ def test_a_model_beside_the_trainers_that_nobody_knows_is_said() -> None:
     found = checked("train.py", BESIDE.format(beside="judge = AutoModelForCausalLM.from_pretrained(path).cuda()"))
     assert "a second model on the card is not known" in str(found.unread)
     assert found.fits == "unclear"
+
+
+def test_a_program_that_is_here_is_followed_whatever_keys_it_shares_with_a_known_script() -> None:
+    written(
+        "train_sft.py",
+        """from dataclasses import dataclass
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, HfArgumentParser
+from trl import SFTConfig, SFTTrainer
+@dataclass
+class Mine:
+    dataset_path: str = None
+    use_lora: bool = False
+    r: int = 8
+mine, args = HfArgumentParser((Mine, SFTConfig)).parse_args_into_dataclasses()
+lora = LoraConfig(r=mine.r, target_modules=["q_proj"]) if mine.use_lora else None
+SFTTrainer(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"), args=args, peft_config=lora).train()
+""",
+    )
+    options = "--dataset_path d --use_lora --r 32 --max_length 128 --per_device_train_batch_size 2"
+    assert checked("a.sh", f"torchrun --nproc_per_node 1 train_sft.py {options}\n").job["lora"]["r"] == 32

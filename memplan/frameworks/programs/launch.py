@@ -9,6 +9,7 @@ from memplan.frameworks.following import found_at, open_reference, program_at
 from memplan.frameworks.hugging_face.dialect_scripts import script_of
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.programs.follow import followed, trainings
+from memplan.frameworks.programs.models import things
 from memplan.frameworks.programs.run import Known
 from memplan.frameworks.programs.values import Place, Thing
 
@@ -22,18 +23,22 @@ class Started(NamedTuple):
 
 
 def started(document: Document, known: Known | None = None) -> Started | None:
-    """The first program of a script that lies here and builds its training from what is known; None without one."""
+    """The first program of a script that lies here and builds its training from what is known; None without one. Of a
+    known script's keys it is followed where it loads a model of transformers' own: keys alone may be another's."""
     for launch in launches(document):
         path = program_at(document.path, launch.program)
-        if not path or script_of(launch.arguments(), launch.program) or found_at(document.path, path) is None:
+        if not path or found_at(document.path, path) is None:
             continue
+        script = script_of(launch.arguments(), launch.program)
         try:
             program = open_reference(Settings(document.path, {}), "program", path)
             under = with_options(launch, known or Known())
             found = trainings(followed(program, under))
         except MemplanError:
             continue
-        if len(found) == 1 and isinstance(found[0].values.get("args"), Thing):
+        models = things(found[0].values.get("model")) if found else []
+        plain = all(str(each.values["class"]).startswith("Auto") for each in models) and models
+        if len(found) == 1 and isinstance(found[0].values.get("args"), Thing) and (plain or not script):
             return Started(launch, program, under)
     return None
 
