@@ -88,6 +88,7 @@ class Extents(NamedTuple):
     """Of experts."""
 
 
+@lru_cache(maxsize=4096)
 def products(each: Work, layout: Layout, device: Device, rates: Rates) -> Products:
     """Of one layer."""
     total, come, out = [0.0, 0.0, 0.0], 0.0, 0.0
