@@ -10,27 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import UsageError, did_you_mean, printable, printable_json
 from memplan.lang import ENGLISH, use
+from memplan.units import pairs_of
 
 INSTEAD = {
-    "×": "x",
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "…": "...",
-    "≥": ">=",
-    "≤": "<=",
-    "≈": "~",
-    "→": "->",
-    "·": ".",
+    **pairs_of("""×=x −=- –=- —=- …=... ≥=>= ≤=<= ≈=~ →=-> ·=. “=" ”=" ‘=' ’=' │=| ─=- └=| ◀=<"""),
     "\u00a0": " ",
-    "“": '"',
-    "”": '"',
-    "‘": "'",
-    "’": "'",
-    "│": "|",
-    "─": "-",
-    "└": "|",
-    "◀": "<",
     **dict.fromkeys("█▉▊▋▌", "#"),
     **dict.fromkeys("▍▎▏", ""),
 }

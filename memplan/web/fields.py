@@ -26,70 +26,52 @@ class Field(NamedTuple):
     """What stands in an empty field, where memplan has no default."""
 
 
-GROUPS: tuple[tuple[str, tuple[Field, ...]], ...] = (
-    (
-        "Job",
-        (
-            Field("model", "Model", "text", first="preset, such as llama-3.1-8b"),
-            Field("method", "Method", "choice"),
-            Field("gpu", "Card", "text", first="such as h100-80gb or 24GB"),
-            Field("num_gpus", "Cards"),
-            Field("trainer", "Trainer", "choice"),
-        ),
+GROUPS: dict[str, tuple[Field, ...]] = {
+    "Job": (
+        Field("model", "Model", "text", first="preset, such as llama-3.1-8b"),
+        Field("method", "Method", "choice"),
+        Field("gpu", "Card", "text", first="such as h100-80gb or 24GB"),
+        Field("num_gpus", "Cards"),
+        Field("trainer", "Trainer", "choice"),
     ),
-    (
-        "Batch and lengths",
-        (
-            Field("batch_size", "Micro-batch"),
-            Field("gradient_accumulation_steps", "Accumulation"),
-            Field("sequence_length", "Sequence length"),
-            Field("images.per_example", "Images an example"),
-        ),
+    "Batch and lengths": (
+        Field("batch_size", "Micro-batch"),
+        Field("gradient_accumulation_steps", "Accumulation"),
+        Field("sequence_length", "Sequence length"),
+        Field("images.per_example", "Images an example"),
     ),
-    (
-        "Memory",
-        (
-            Field("gradient_checkpointing", "Gradient checkpointing", "choice"),
-            Field("optimizer", "Optimizer", "choice"),
-            Field("precision", "Precision", "choice"),
-            Field("attention", "Attention", "choice"),
-            Field("kernels", "Fused kernels", "choice"),
-            Field("loss_head", "Loss head", "choice"),
-            Field("margin", "Margin, share of the card"),
-        ),
+    "Memory": (
+        Field("gradient_checkpointing", "Gradient checkpointing", "choice"),
+        Field("optimizer", "Optimizer", "choice"),
+        Field("precision", "Precision", "choice"),
+        Field("attention", "Attention", "choice"),
+        Field("kernels", "Fused kernels", "choice"),
+        Field("loss_head", "Loss head", "choice"),
+        Field("margin", "Margin, share of the card"),
     ),
-    (
-        "Adapters",
-        (
-            Field("use_lora", "LoRA", "flag"),
-            Field("lora.r", "Rank"),
-            Field("lora.targets", "Targets", "text"),
-            Field("quantization", "Quantised base", "choice"),
-        ),
+    "Adapters": (
+        Field("use_lora", "LoRA", "flag"),
+        Field("lora.r", "Rank"),
+        Field("lora.targets", "Targets", "text"),
+        Field("quantization", "Quantised base", "choice"),
     ),
-    (
-        "Sharding",
-        (
-            Field("sharding", "Data parallel", "choice"),
-            Field("tensor_parallel", "Tensor parallel"),
-            Field("pipeline_parallel", "Pipeline parallel"),
-            Field("context_parallel", "Context parallel"),
-            Field("expert_parallel", "Expert parallel"),
-            Field("gpus_per_node", "Cards a node"),
-        ),
+    "Sharding": (
+        Field("sharding", "Data parallel", "choice"),
+        Field("tensor_parallel", "Tensor parallel"),
+        Field("pipeline_parallel", "Pipeline parallel"),
+        Field("context_parallel", "Context parallel"),
+        Field("expert_parallel", "Expert parallel"),
+        Field("gpus_per_node", "Cards a node"),
     ),
-    (
-        "Rollout engine",
-        (
-            Field("rollout.engine", "Engine", "choice", ENGINES),
-            Field("rollout.gpu_memory_utilization", "Share of the card"),
-            Field("rollout.tensor_parallel", "Engine's tensor parallel"),
-            Field("rollout.prompt_length", "Prompt length"),
-            Field("rollout.group_size", "Completions a prompt"),
-            Field("rollout.completion_length", "Completion length"),
-        ),
+    "Rollout engine": (
+        Field("rollout.engine", "Engine", "choice", ENGINES),
+        Field("rollout.gpu_memory_utilization", "Share of the card"),
+        Field("rollout.tensor_parallel", "Engine's tensor parallel"),
+        Field("rollout.prompt_length", "Prompt length"),
+        Field("rollout.group_size", "Completions a prompt"),
+        Field("rollout.completion_length", "Completion length"),
     ),
-)
+}
 TITLES = {"method": {name: f"{name}: {method.title}" for name, method in METHODS.items()}}
 
 
@@ -100,7 +82,7 @@ def form() -> dict[str, Any]:
             "title": title,
             "fields": [field._asdict() | {"choices": _choices(field), "first": _first(field)} for field in fields],
         }
-        for title, fields in GROUPS
+        for title, fields in GROUPS.items()
     ]
     own = {name: own_words(name) for name in LANGUAGES}
     return {"groups": groups, "listed": {"model": model_names(), "gpu": gpu_names()}, "languages": own}

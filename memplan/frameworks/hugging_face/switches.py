@@ -14,6 +14,7 @@ from memplan.frameworks.base import FILE, Keys, Origin
 from memplan.frameworks.documents import Settings, document_of, open_document, words
 from memplan.frameworks.following import found_at
 from memplan.tables import peft_fields
+from memplan.units import pairs_of
 
 NOT_MODELLED = {
     "label_smoothing_factor": "a smoothed loss keeps the log-softmax of all logits beside them, which is not counted",
@@ -92,17 +93,11 @@ def read_liger_parts(keys: Keys) -> None:
     inner.close()
 
 
-PARTS_OF_LORA = {
-    **dict.fromkeys(("r", "rank", "lora_r", "lora_rank"), "lora_r"),
-    **dict.fromkeys(("alpha", "lora_alpha"), "lora_alpha"),
-    **dict.fromkeys(("dropout", "lora_dropout"), "lora_dropout"),
-    **dict.fromkeys(("target_modules", "targets", "lora_target_modules"), "lora_target_modules"),
-    "modules_to_save": "lora_modules_to_save",
-    "bias": "lora_bias",
-    "use_dora": "use_dora",
-    "use_rslora": "use_rslora",
-    **dict.fromkeys(("enabled", "enable", "use_lora"), "use_lora"),
-}
+PARTS_OF_LORA = pairs_of(
+    """r=lora_r rank=lora_r lora_r lora_rank=lora_r alpha=lora_alpha lora_alpha dropout=lora_dropout lora_dropout
+    target_modules=lora_target_modules targets=lora_target_modules lora_target_modules
+    modules_to_save=lora_modules_to_save bias=lora_bias use_dora use_rslora enabled=use_lora enable=use_lora use_lora"""
+)
 """Of a section, PEFT's own names and what users write for them -> the flat names of scripts."""
 SAYS_NOTHING = words("task_type inference_mode fan_in_fan_out")
 

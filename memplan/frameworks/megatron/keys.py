@@ -9,6 +9,7 @@ from typing import Any
 
 from memplan.frameworks.documents import words
 from memplan.tables.texts import parts_of, rows_of, settings_in
+from memplan.units import by_word
 
 _PARTS = parts_of(__file__)
 
@@ -60,18 +61,15 @@ OTHER_NAMES = {
     "ddp_pad_buckets_for_high_nccl_busbw": "pad_buckets_for_high_nccl_busbw",
     "ddp_reduce_scatter_with_fp32_accumulation": "reduce_scatter_with_fp32_accumulation",
 }
-DECIDES = {
-    **dict.fromkeys(
-        words(
-            """spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern is_hybrid_model
-            vision_model_type img_h heterogeneous_layers_config_path"""
-        ),
-        "model",
-    ),
-    **dict.fromkeys(("num_layer_list", "zero_stage", "deepspeed"), "parallelism"),
-    "fp4_format": "precision",
-    "grpo_group_size": "method",
-}
+DECIDES = by_word(
+    {
+        "model": """spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern
+            is_hybrid_model vision_model_type img_h heterogeneous_layers_config_path""",
+        "parallelism": "num_layer_list zero_stage deepspeed",
+        "precision": "fp4_format",
+        "method": "grpo_group_size",
+    }
+)
 """What of memory some of these decide, whose names do not say it."""
 NOT_MODELLED = {name: why for names, why in rows_of(_PARTS["not-modelled"]).items() for name in names.split()}
 """Arguments that bear on memory and are not understood, where they are on; others are taken as harmless when Megatron
