@@ -14,6 +14,7 @@ from memplan.frameworks.documents import words
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.spec.fsdp import STRATEGIES
 from memplan.spec.job import Job
+from memplan.tables.texts import settings_in
 from memplan.tables.trainer import version_key
 
 HARMLESS = words(
@@ -21,14 +22,10 @@ HARMLESS = words(
     sync_module_states xla xla_fsdp_settings xla_fsdp_grad_ckpt
     xla_fsdp_v2 min_num_params"""
 )
-LAUNCH: dict[str, Any] = {
-    "version": 1,
-    "sharding_strategy": "FULL_SHARD",
-    "auto_wrap_policy": "NO_WRAP",
-    "forward_prefetch": False,
-    "use_orig_params": True,
-    "reshard_after_forward": True,
-}
+LAUNCH: dict[str, Any] = settings_in(
+    """version=1 sharding_strategy=FULL_SHARD auto_wrap_policy=NO_WRAP forward_prefetch=false use_orig_params=true
+    reshard_after_forward=true"""
+)
 """accelerate launch."""
 TRAINER: dict[str, Any] = LAUNCH | {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 """transformers 5's TrainingArguments."""

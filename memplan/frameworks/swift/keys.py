@@ -9,7 +9,8 @@ from typing import Any
 from memplan.frameworks.documents import words
 from memplan.frameworks.hugging_face.arguments import DEFAULTS as TRAINER
 from memplan.frameworks.hugging_face.arguments import OLD_DEFAULTS as OLD_TRAINER
-from memplan.tables.texts import parts_of
+from memplan.tables.texts import parts_of, settings_in
+from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
@@ -87,19 +88,7 @@ BY_VERSION: dict[str, dict[str, Any]] = {
         "per_device_eval_batch_size": None,
     },
 }
-METHODS: dict[str, str] = {
-    "sft": "sft",
-    "pt": "sft",
-    "dpo": "dpo",
-    "orpo": "orpo",
-    "simpo": "simpo",
-    "kto": "kto",
-    "cpo": "cpo",
-    "rm": "reward",
-    "ppo": "ppo",
-    "grpo": "grpo",
-    "gkd": "distill",
-}
+METHODS = pairs_of("sft pt=sft dpo orpo simpo kto cpo rm=reward ppo grpo gkd=distill")
 """A command's word, or ``rlhf_type``, and the method. ``dpo`` and its like were commands of ms-swift 1 and 2."""
 PLAIN_SCALES = words("default last_round all ignore_empty_think ignore_think_prefix last_round_with_ignore_empty_think")
 """Values of ``loss_scale`` that weigh each token with 0 or 1, so that the model's own loss serves."""
@@ -116,15 +105,11 @@ _BUCKETS = {
     "reduce_scatter": True,
     "reduce_bucket_size": 2e8,
 }
-_THIRD_STAGE = {
-    "sub_group_size": 1e9,
-    "reduce_bucket_size": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-    "stage3_max_live_parameters": 1e9,
-    "stage3_max_reuse_distance": 1e9,
-    "stage3_gather_16bit_weights_on_model_save": True,
-}
+_THIRD_STAGE = settings_in(
+    """sub_group_size=1e9 reduce_bucket_size=auto stage3_prefetch_bucket_size=auto
+    stage3_param_persistence_threshold=auto stage3_max_live_parameters=1e9
+    stage3_max_reuse_distance=1e9 stage3_gather_16bit_weights_on_model_save=true"""
+)
 
 
 def deepspeed_of(name: str, version: str) -> dict[str, Any] | None:
@@ -157,29 +142,15 @@ FSDP2: dict[str, Any] = {
 }
 """swift/config/fsdp2.json."""
 
-OWNERS: dict[str, str] = {
-    "01ai": "01-ai",
-    "qwen": "Qwen",
-    "ZhipuAI": "zai-org",
-    "OpenBMB": "openbmb",
-    "Shanghai_AI_Laboratory": "internlm",
-    "TeleAI": "Tele-AI",
-    "Tencent-Hunyuan": "tencent",
-    "PaddlePaddle": "baidu",
-    "MiniMax": "MiniMaxAI",
-    "openai-mirror": "openai",
-}
+OWNERS = pairs_of(
+    """01ai=01-ai qwen=Qwen ZhipuAI=zai-org OpenBMB=openbmb Shanghai_AI_Laboratory=internlm TeleAI=Tele-AI
+    Tencent-Hunyuan=tencent PaddlePaddle=baidu MiniMax=MiniMaxAI openai-mirror=openai"""
+)
 """Organisations of ModelScope whose models have the same names under another organisation on the Hub."""
-MIRRORED: dict[str, str] = {
-    "llama": "meta-llama",
-    "meta-llama": "meta-llama",
-    "gemma": "google",
-    "phi": "microsoft",
-    "mistral": "mistralai",
-    "mixtral": "mistralai",
-    "ministral": "mistralai",
-    "olmo": "allenai",
-}
+MIRRORED = pairs_of(
+    """llama=meta-llama meta-llama gemma=google phi=microsoft mistral=mistralai mixtral=mistralai ministral=mistralai
+    olmo=allenai"""
+)
 """Of ModelScope's mirrors (``LLM-Research``, ``AI-ModelScope``): the Hub's organisation by a model's first word."""
 MIRRORS = ("LLM-Research", "AI-ModelScope", "modelscope")
 
