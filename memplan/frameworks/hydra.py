@@ -73,6 +73,8 @@ class _Building:
     values: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
+    known: dict[str, Document | None] = field(default_factory=dict)
+    """Configs by name, None for one that is not here."""
     opened: int = 0
     path: str = ""
     searched: list[str] = field(default_factory=list)
@@ -112,12 +114,14 @@ class _Building:
         """A config by its name; None where it is not here."""
         if self.opened >= MAX_FILES:
             raise InvalidJob(f"{self.options.path}: a config of more than {MAX_FILES} files", "name a smaller one")
-        try:
-            found = open_reference(self.options, "config_name", name if name.endswith(".yaml") else f"{name}.yaml")
-        except InvalidJob:
-            return None
-        self.opened += 1
-        return found
+        name = name if name.endswith(".yaml") else f"{name}.yaml"
+        if name not in self.known:
+            try:
+                self.known[name] = open_reference(self.options, "config_name", name)
+            except InvalidJob:
+                self.known[name] = None
+        self.opened += self.known[name] is not None
+        return self.known[name]
 
     def add(self, root: str, name: str, package: tuple[str, ...]) -> None:
         """One config, after those of its defaults list that stand before ``_self_``."""
