@@ -47,6 +47,8 @@ BAD: list[tuple[str, int, str, str]] = [
     ("estimate SMALL --lora-targets q_prj", 2, "no linear module 'q_prj'", "q_proj"),
     ("estimate SMALL --set alocator.x=1", 2, "unknown key 'alocator'", "allocator"),
     ("estimate SMALL --set allocator.expandable=true", 2, "unknown key", "expandable_segments"),
+    ("estimate SMALL --set gpu_memory_utilization=0.5", 2, "unknown key", "mean rollout.gpu_memory_utilization?"),
+    ("estimate SMALL --set host_memory=64GB", 2, "unknown key", "did you mean cluster.host_memory?"),
     ("estimate SMALL --set xyzzyq=1", 2, "unknown key 'xyzzyq'", "memplan estimate --help-all"),
     ("compare SMALL --vary xyzzyq=1,2", 2, "unknown key 'xyzzyq'", "memplan estimate --help-all"),
     ("estimate SMALL --set allocator", 2, "is no assignment", "--set key=value"),

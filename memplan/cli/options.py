@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memplan.cli.flags import LORA_B_BIAS
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.clusters import find_cluster
-from memplan.errors import KEYS_ARE_LISTED, InvalidJob, UsageError, did_you_mean
+from memplan.errors import InvalidJob, UsageError
 from memplan.spec.job import Job
 from memplan.spec.lengths import in_full
 from memplan.spec.lora import Lora
-from memplan.spec.reading import SHORTHANDS, canonical_key
+from memplan.spec.reading import SHORTHANDS, canonical_key, meant
 from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, ALLOCATOR_OPTIONS, CHOICES, ROLLOUT_OPTIONS, TRAINING_ONLY, rollout_option
 from memplan.units import words_of
@@ -212,8 +212,8 @@ def assign(job: dict[str, Any], assignment: str, flag: str = "--set") -> None:
         raise UsageError(f"{flag} {assignment!r} is no assignment", hint)
     key = canonical_key(first)
     if key not in Job.model_fields and key not in SHORTHANDS:
-        known = did_you_mean(key, [*Job.model_fields, *SHORTHANDS], KEYS_ARE_LISTED)
-        why = "leave it out: memory does not feel it" if key in TRAINING_ONLY else known
+        known = [*Job.model_fields, *SHORTHANDS]
+        why = "leave it out: memory does not feel it" if key in TRAINING_ONLY else meant(key, known)
         raise InvalidJob(f"{flag} {assignment!r}: unknown key {first!r}", why)
     value: Any = scalar(text)
     kinds = "" if key in SHORTHANDS else str(Job.model_fields[key].annotation)

@@ -121,9 +121,7 @@ def normalise(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any
         elif name in TRAINING_ONLY:
             ignored.append(name)
         else:
-            raise InvalidJob(
-                f"{where}unknown key {key[:80]!r}", did_you_mean(name, [*Job.model_fields, *ALIASES], KEYS_ARE_LISTED)
-            )
+            raise InvalidJob(f"{where}unknown key {key[:80]!r}", meant(name, [*Job.model_fields, *ALIASES]))
     if isinstance(job.get("lora"), dict):
         job["lora"] = in_own_words(job["lora"])
     if "lengths" in job:
@@ -163,6 +161,17 @@ def _quantise(name: str) -> Any:
         job["quantization"] = before
 
     return shorthand
+
+
+def meant(key: str, known: Iterable[str]) -> str:
+    """A hint for an unknown key: the group whose key it is (``rollout.sleep``), else what is near."""
+    groups = {
+        name: getattr(field.annotation, "__args__", (field.annotation,)) for name, field in Job.model_fields.items()
+    }
+    homes = [
+        f"{name}.{key}" for name, of in groups.items() if any(key in getattr(each, "model_fields", ()) for each in of)
+    ]
+    return f"did you mean {' or '.join(homes)}?" if homes else did_you_mean(key, known, KEYS_ARE_LISTED)
 
 
 SHORTHANDS = {"use_lora": _use_lora, "load_in_4bit": _quantise("nf4"), "load_in_8bit": _quantise("int8")}
