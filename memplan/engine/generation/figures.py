@@ -18,6 +18,9 @@ from memplan.units import MiB
 
 NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
 """Outside PyTorch since the engine's first look at the card: kernels that load, workspaces."""
+TRITON = 400 * MiB
+"""Of the kernels of gated delta layers, which vLLM's profile run loads and tunes: 0.15 to 0.7 GiB on most cards, on
+some several (3.8 under 0.18, of a Qwen3.5 4B)."""
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""
@@ -90,7 +93,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     free = free_at_start or Band(*(gpu.usable_bytes,) * 3)
     outside, graphs = _sum(context, nccl), graphs_on(of, era, gpu)
     inside = context.expected * era.context_inside
-    non_torch = int((era.non_torch * MiB + _of_ranks(of, era, nccl, gpu) + inside) * own.non_torch)
+    tuned = TRITON * (era.share != "free" and any(mixer.kind == "gated-delta" for mixer in of.model.mixers))
+    non_torch = int((era.non_torch * MiB + tuned + _of_ranks(of, era, nccl, gpu) + inside) * own.non_torch)
     activation = int(activation_bytes(of, era) * own.activation)
     estimate = int(graphs.expected * _estimate(of, era, cache))
     there = free.expected - (context if era.nccl_inside else outside).expected
