@@ -48,6 +48,15 @@ def test_a_version_is_read_where_it_is_named(name: str, text: str, version: str)
     assert pinned("train.py", "transformers") == ("", "")
 
 
+def test_pins_of_another_device_are_none() -> None:
+    """LLaMA-Factory's setup.py has them as an extra, in each of its forks."""
+    Path("setup.py").write_text(
+        'extra = {"torch": ["torch>=1.13.1"], "torch-npu": ["torch==2.1.0", "torch-npu==2.1.0"]}\n'
+    )
+    Path("requirements_npu.txt").write_text("torch==2.1.0\n")
+    assert pinned("train.yaml", "torch") == ("", "")
+
+
 def test_the_nearest_file_pins_and_a_lock_is_stronger_and_of_lists_the_oldest() -> None:
     Path("sft").mkdir()
     Path("README.md").write_text("")

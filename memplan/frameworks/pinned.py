@@ -17,6 +17,8 @@ from memplan.tables.trainer import version_key
 
 NAMES = ("uv.lock", "poetry.lock", "requirements.txt", "pyproject.toml", "setup.py", "setup.cfg")
 _ALSO = re.compile(r"(requirements[\w.-]*\.txt|environment[\w.-]*\.ya?ml)")
+_ASCEND = re.compile(r"(?i)[-_]npu|ascend")
+"""Of another device's PyTorch: LLaMA-Factory's extra ``"torch-npu": ["torch==2.1.0", …]``."""
 _INSTALLS = re.compile(r"[\w.-]+\.(?:sh|bash|slurm|sbatch)|Dockerfile|README\.md")
 MOST_INSTALLING = 60
 """Scripts of one folder that are looked into."""
@@ -52,7 +54,7 @@ def _of_folder(folder: str) -> dict[str, tuple[str, str]]:
         here = set(os.listdir(folder))
     except OSError:
         return {}
-    lists = sorted(name for name in here - set(NAMES) if _ALSO.fullmatch(name))
+    lists = sorted(name for name in here - set(NAMES) if _ALSO.fullmatch(name) and not _ASCEND.search(name))
     found: dict[str, tuple[str, str]] = {}
     installing = sorted(name for name in here if _INSTALLS.fullmatch(name))[:MOST_INSTALLING]
     for names in (*((name,) for name in NAMES if name in here), lists, installing):
@@ -74,7 +76,7 @@ def _versions(text: str, name: str) -> list[tuple[str, str]]:
     if _INSTALLS.fullmatch(name):
         commands = text.replace("\\\n", " ").splitlines() if "install" in text else ()
         return [pin for line in commands if "install " in line for pin in _INSTALLED.findall(line)]
-    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    lines = "\n".join(line for line in text.splitlines() if not (line.lstrip().startswith("#") or _ASCEND.search(line)))
     specs = [found for each in (_NEEDED, _LISTED) for found in each.findall(lines)]
     needed = [(package, _newest(spec, package)) for package, spec in specs]
     needed += [(f"{package}>=", least[1]) for package, spec in specs if (least := re.search(r">=\s*(\d[\w.]*)", spec))]
