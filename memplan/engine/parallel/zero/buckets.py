@@ -98,8 +98,8 @@ def _enter_owned(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str,
         enter_norms(ledger, weights, 1, born, end)
         return
     elements = owned_elements(groups)
-    adds = recipe.accumulates and recipe.zero_stage == 2
-    if adds:
+    adds = (recipe.accumulates and recipe.zero_stage == 2) or (takes and _runs_back_by_halves(recipe))
+    if adds and recipe.accumulates:
         ledger.add(
             "accumulated gradients",
             "gradients",
@@ -198,8 +198,43 @@ def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str,
     if recipe.zero_stage == 3:
         enter_zero3(ledger, recipe, weights, born, name)
     else:
+        if _runs_back_by_halves(recipe) and name == "rejected":
+            _enter_first_half(ledger, recipe, weights, born)
         enter_buffers_of_zero(ledger, recipe, weights, born, end, takes_gradients(recipe))
         enter_selected(ledger, recipe, weights, born)
+
+
+def _runs_back_by_halves(recipe: Recipe) -> bool:
+    """Whether the halves of a pair have a backward each, and the optimizer steps after both."""
+    return recipe.method.pairs and recipe.loss.pair_pass in ("split", "gradcache") and not recipe.accumulates
+
+
+def _enter_first_half(ledger: Ledger, recipe: Recipe, weights: list[Weight], second: str) -> None:
+    """What the first half's backward makes and leaves: its bucket to the second half's (``second``: the first gradient
+    of that), or, where it reduces too, its parts to the step."""
+    groups, takes = groups_of(recipe, weights), takes_gradients(recipe)
+    born, end = first_gradient(ledger, weights, "chosen"), "chosen.reduce"
+    end = end if end in ledger.index else "chosen.embedding-backward"
+    zero = recipe.sharding.deepspeed
+    if zero.wrapper != "zero" or not groups or zero.optimizer:
+        return
+    _enter_bucket(ledger, recipe, groups, born, end if takes else ledger.before(second), takes)
+    if not takes:
+        return
+    flushes = born if fills(recipe, groups) else end
+    if recipe.several:
+        _enter_copies(ledger, recipe, groups, flushes, end, takes)
+    elements, e = owned_elements(groups), weight_itemsize(recipe, groups[0])
+    ledger.add(
+        "gradients of the first half",
+        "gradients",
+        elements * e,
+        flushes,
+        template="Σ parameters that touch the rank's part × bytes",
+        numbers=(elements, e),
+        why="those of the second half are added to them",
+        source=f"{SOURCE}: all_grad_tensors, get_all_grad_tensors",
+    )
 
 
 def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Iterable[Stage]) -> None:
