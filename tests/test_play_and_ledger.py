@@ -54,6 +54,13 @@ JOBS: dict[str, dict[str, Any]] = {
         }
         for name, size in (("zero1", 100_000_000), ("zero2", 1_000_000))
     },
+    "a reference's head is let go of": {
+        "sharding": "zero3",
+        "method": "dpo",
+        "precision": "auto",
+        "reference": "resident",
+        "loss_head": "fused",
+    },
     "scales stay on the card": {
         "sharding": "fsdp2",
         "trainer": "trl",

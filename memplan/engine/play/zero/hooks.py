@@ -99,6 +99,10 @@ class Gathering(Sharding):
         """Its forward begins: another order of modules."""
         self.tape.mark(noted(BEGUN, name=self.name))
 
+    def end(self) -> None:
+        """The head has run, also where the loss is the last that reads it: nothing runs back."""
+        self.tape.used()
+
 
 class Zero3(Zero):
     """Stage 3's hooks on the policy: every use of a parameter is noted too."""
@@ -110,6 +114,11 @@ class Zero3(Zero):
     def begin(self) -> None:
         """``_start_of_forward_hook``."""
         self.tape.mark(noted(BEGUN, name=POLICY))
+
+    def end(self) -> None:
+        """Nothing runs back of an evaluation, whose loss may be the last that reads the head."""
+        if not self.tape.grad_enabled:
+            self.tape.used()
 
     def backward_begins(self) -> None:
         """Its modules run, whatever ran since its forward."""
