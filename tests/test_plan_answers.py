@@ -88,7 +88,7 @@ def test_a_smallest_card_is_the_first_that_fits_of_all(needs: float, monkeypatch
 
     asked: list[str] = []
 
-    def one(of: Question, leanest: bool = True) -> Any:
+    def one(of: Question) -> Any:
         asked.append(of.gpu.name)
         return SimpleNamespace(fits=fits(of.gpu), fastest="a plan")
 

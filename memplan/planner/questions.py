@@ -56,7 +56,7 @@ class Tried(NamedTuple):
     @property
     def fastest(self) -> str:
         """The name of the best plan, as the list has it first."""
-        whole = tried(self.asked, leanest=False) if self.leanest else self
+        whole = tried(self.asked, whole=True) if self.leanest else self
         candidate, _ = self._best(whole.of.legal).plans[0]
         return plan_name({**candidate.keys, **self.pricing(candidate).keys})
 
@@ -65,8 +65,10 @@ def _keeps(each: Candidate) -> bool:
     return each.keys.get("gradient_checkpointing") != "full"
 
 
-def tried(asked: Question, leanest: bool = True) -> Tried:
-    """The question, ready to be answered."""
+def tried(asked: Question, whole: bool = False) -> Tried:
+    """The question, ready to be answered; unless ``whole``, with the leanest alone beside engines, whose ways multiply
+    all batches."""
+    leanest = METHODS[asked.given.job.method].online and not whole
     return Tried(asked, candidates(asked.given, asked.space, asked.device, leanest), pricing_of(asked), leanest)
 
 
@@ -118,12 +120,12 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
     cards = [gpu for gpu in listed() if _computes(asked, gpu) and least <= _room(asked, gpu) * asked.space.gpus]
 
     @cache
-    def on(name: str) -> Question | None:
+    def on(name: str) -> Tried | None:
         tell(f"trying {name}", 0, 0)
         gpu = next(each for each in cards if each.name == name)
         space = asked.space._replace(vendor=gpu.vendor)
-        there = asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space)
-        return there if tried(there).fits else None
+        there = tried(asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space))
+        return there if there.fits else None
 
     for gpu in cards:
         kind, most = _kind(asked, gpu), ABOUT * gpu.usable_bytes
@@ -132,7 +134,7 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
             if gpu.usable_bytes > too_small.get(kind, 0) and on(each.name) is None:
                 too_small[kind] = each.usable_bytes
         if gpu.usable_bytes > too_small.get(kind, 0) and (there := on(gpu.name)):
-            return Answer("smallest_card", gpu.name, f"{gpu.name}: {tried(there, leanest=False).fastest}")
+            return Answer("smallest_card", gpu.name, f"{gpu.name}: {there.fastest}")
     return Answer("smallest_card", None, "none of the catalogue")
 
 
