@@ -475,11 +475,16 @@ def test_what_misses_as_its_engine_does_not_start_says_so(monkeypatch: pytest.Mo
     assert _miss(made, priced).reason == "short by 1.00 GiB at policy.loss"
 
 
-def test_shorter_sequences_keep_the_share_that_is_scored() -> None:
-    asked = question(read_job({**JOB, "num_gpus": 1, "sequence_length": 2048, "completion_length": 1536}))
+@pytest.mark.parametrize(("method", "scored"), [("grpo", (384, 192, 96)), ("dpo", (768, 512, 256))])
+def test_of_shorter_sequences_what_is_generated_shrinks_and_what_the_data_has_is_cut(
+    method: str, scored: tuple[int, ...]
+) -> None:
+    asked = question(
+        read_job({**JOB, "method": method, "num_gpus": 1, "sequence_length": 2048, "completion_length": 768})
+    )
     (shorter,) = next(sets(["shorter"], asked))
-    scored = [(keys["sequence_length"], keys["completion_length"]) for keys in shorter.values]
-    assert scored == [(1024, 768), (512, 384), (256, 192)]
+    found = [(keys["sequence_length"], keys["completion_length"]) for keys in shorter.values]
+    assert found == list(zip((1024, 512, 256), scored, strict=True))
 
 
 def test_what_no_plan_can_say_is_answered_with_what_to_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

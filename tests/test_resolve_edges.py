@@ -322,6 +322,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "leave loss_head out",
     ),
     (
+        {"trainer": "trl", "trainer_version": "1.12", "method": "ppo", "loss_head": "chunked"},
+        "loss_head: TRL's ppo makes its log-probabilities of whole logits, not chunked",
+        "use loss_head log-softmax or selective",
+    ),
+    (
         {"trainer": "pytorch", "method": "sft", "precision": "fp32", "gradient_checkpointing": "selective"},
         "gradient_checkpointing: selective is not modelled with fp32 sdpa and grouped heads",
         "use full",

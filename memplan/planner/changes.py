@@ -10,6 +10,7 @@ from memplan.planner.candidates import HALF
 from memplan.planner.planning import Question, question
 from memplan.spec.job import Job
 from memplan.spec.reading import build_job
+from memplan.tables.methods import METHODS
 from memplan.tables.trainers import find_trainer
 
 
@@ -67,8 +68,7 @@ def _change(name: str, job: Job) -> Change | None:
         while length >= LEAST_LENGTH:
             packed = {"token_budget": length} if job.token_budget else {}
             own = min(job.sequence_length, length)
-            scored = job.completion_length and max(1, job.completion_length * own // job.sequence_length)
-            lengths.append({"sequence_length": own, "completion_length": scored, **packed})
+            lengths.append({"sequence_length": own, "completion_length": _scored(job, own), **packed})
             length //= 2
         return Change(name, "shorter sequences", tuple(lengths)) if lengths else None
     if name == "lora":
@@ -82,6 +82,14 @@ def _change(name: str, job: Job) -> Change | None:
         lora["dtype"] = job.dtype or _half(job)  # a 4-bit base computes in what its trainer is told
     kinds = ("nf4", "nf4-double")
     return Change(name, "QLoRA (4-bit base)", tuple({**lora, "quantization": kind} for kind in kinds))
+
+
+def _scored(job: Job, length: int) -> int | None:
+    """Tokens that are scored of a row that is cut to ``length``: what the policy generates is asked for in its share;
+    what the data says may lie wholly in what is kept."""
+    if not job.completion_length or not METHODS[job.method].online:
+        return job.completion_length and min(job.completion_length, length)
+    return max(1, job.completion_length * length // job.sequence_length)
 
 
 def checked(names: Sequence[str]) -> tuple[str, ...]:

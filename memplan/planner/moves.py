@@ -227,8 +227,8 @@ def _allowed(job: Job, recipe: Recipe, name: str) -> Iterator[Move]:
         if keys.get("optimizer") == "adamw-8bit" and recipe.sharding.name == "fsdp2":
             said["optimizer_args"] = {"library": "torchao"}  # bitsandbytes takes no DTensors
         length = said.get("sequence_length")
-        if length and (job.completion_length or 0) > length:
-            said["completion_length"] = length
+        if said.get("completion_length") == job.completion_length:
+            said.pop("completion_length", None)
         if said.get("optimizer_impl") == "auto" and "optimizer_impl" not in job.model_fields_set:
             del said["optimizer_impl"]
         words = f"sequences of {length} tokens" if length else made.words if made else ""

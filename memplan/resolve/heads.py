@@ -42,7 +42,7 @@ def head(
     _check_tiled(name, job, trainer, stored, split)
     _check_policy(name, stored, split)
     without_logits = SHOWN_HEADS.get(name, name) in WITHOUT_LOGITS
-    _check_extras(job, name, without_logits)
+    _check_extras(job, name, without_logits, trainer)
     _check_options(job, method, trainer)
     updates_alone = name.startswith("liger-policy")
     logs = name not in INSIDE and not updates_alone and not notes.is_given("entropy")
@@ -241,8 +241,12 @@ def _check_score(job: Job) -> None:
             raise InvalidJob(f"{key}: a scalar head has no vocabulary", f"leave {key} out with method {job.method}")
 
 
-def _check_extras(job: Job, name: str, without_logits: bool) -> None:
-    """Entropy, temperature and recomputation belong to log-probabilities that the trainer's code makes of logits."""
+def _check_extras(job: Job, name: str, without_logits: bool, trainer: Trainer) -> None:
+    """Entropy, temperature and recomputation belong to log-probabilities that the trainer's code makes of logits, as do
+    outputs that it keeps over its step."""
+    if without_logits and name not in INSIDE and job.method in trainer.logits.step_outputs:
+        why = f"loss_head: {trainer.title}'s {job.method} makes its log-probabilities of whole logits"
+        raise InvalidJob(f"{why}, not {SHOWN_HEADS.get(name, name)}", "use loss_head log-softmax or selective")
     asked = {
         "entropy": job.entropy != "none",
         "temperature": job.temperature not in (None, 1.0),
