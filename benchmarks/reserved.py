@@ -16,7 +16,7 @@ from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.figures import DOUBT, SPREAD, least, played
 from memplan.engine.allocator.replay import StepEvents, play
-from memplan.engine.allocator.reserved import FRAGMENTATION, SLACK
+from memplan.engine.allocator.reserved import FRAGMENTATION, SLACK, Unplayed
 from memplan.engine.allocator.settings import Settings
 from memplan.engine.totals import totalled
 from memplan.errors import InvalidJob
@@ -118,7 +118,7 @@ def published() -> None:
             held -= meters.outside.expected
         room = room_of(meters, recipe) if recipe.hardware.gpu else None
         found = played(recipe, meters.allocated.expected, room)
-        if isinstance(found, str):
+        if isinstance(found, Unplayed):
             continue
         shares.append((held - (found.on_card or found.endless)) / found.moving)
         print(f"{held / GiB:7.2f} GiB  {shares[-1]:6.3f}  {row.id}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.allocator.events import slack_of
-from memplan.engine.allocator.reserved import Band, Seek, reserved_band
+from memplan.engine.allocator.reserved import Band, Seek, Unplayed, reserved_band
 from memplan.engine.ledger import Ledger
 from memplan.engine.totals import Totalled
 from memplan.report import Reserved, Verdict
@@ -87,8 +87,8 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: Seek)
     below, above = allocated.expected - allocated.low, allocated.high - allocated.expected
     room = room_of(of, recipe) if gpu else None
     found = _played(recipe, allocated.expected, room and room._replace(comfortable=room.comfortable - above), seek)
-    if isinstance(found, str):
-        return of._replace(why_not=found)
+    if isinstance(found, Unplayed):
+        return _reaching(of, found.peak)._replace(why_not=found.why)
     more = found.left_over + above
     needs = Band(max(allocated.low, found.needs - found.doubt - below), found.needs, found.needs + found.doubt + more)
     holds = found.endless if found.on_card is None else found.on_card
@@ -101,11 +101,18 @@ def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: Seek)
     return of._replace(reserved=reserved, device=device, needs=needs, played=found, why_not="")
 
 
-_SEEN: "deque[tuple[object, Played | str]]" = deque(maxlen=32)
+_SEEN: "deque[tuple[object, Played | Unplayed]]" = deque(maxlen=32)
 """Of the jobs played last, what they are but for where that came from, and their figures: a folder holds many alike."""
 
 
-def _played(recipe: Recipe, allocated: int, room: "Room | None", seek: Seek) -> "Played | str":
+def _reaching(of: Totals, peak: int) -> Totals:
+    """With high figures in which so many allocated bytes have room: what a play has more than the ledger may be so."""
+    high = max(of.reserved.high, peak)
+    device = of.device._replace(high=max(of.device.high, high + of.outside.high))
+    return of._replace(reserved=of.reserved._replace(high=high), needs=of.needs._replace(high=high), device=device)
+
+
+def _played(recipe: Recipe, allocated: int, room: "Room | None", seek: Seek) -> "Played | Unplayed":
     """The figures of the play; those of an equal job that was played lately."""
     from memplan.engine.allocator.figures import played  # which a search, and a job without a card, never load
 

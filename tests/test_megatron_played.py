@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from memplan.api import estimate
 from memplan.engine.allocator.events import is_covered, step_events
 from memplan.engine.allocator.figures import AGREES, played
+from memplan.engine.allocator.reserved import Unplayed
 from memplan.engine.megatron.build import megatron_ledger
 from memplan.engine.ranks import rank_classes
 from memplan.errors import MemplanError
@@ -91,7 +92,7 @@ def test_the_play_is_the_ledgers_and_a_search_is_not_below_it(keys: dict[str, An
         assert events is not None
         assert abs(events.peak / search.allocated.expected - 1) <= AGREES
         found = played(each.recipe, search.allocated.expected, None, True)
-        assert not isinstance(found, str)
+        assert not isinstance(found, Unplayed)
         assert found.needs + found.doubt <= search.reserved.high
 
 

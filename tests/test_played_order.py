@@ -11,6 +11,7 @@ from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.figures import PLAYED_RANKS, Room, played, ranks_of
 from memplan.engine.allocator.replay import ELSEWHERE, StepEvents, play
+from memplan.engine.allocator.reserved import Unplayed
 from memplan.engine.build import build_ledger
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest, stepped_by
 from memplan.engine.play.other_ranks import ran_ahead
@@ -177,7 +178,7 @@ def test_what_is_held_is_that_of_the_rank_that_holds_most() -> None:
     of = recipe(**FSDP1)
     allocated = max(build_ledger(of, detailed=False).totals())
     found = played(of, allocated, Room(1 << 40, 1 << 40))
-    assert not isinstance(found, str)
+    assert not isinstance(found, Unplayed)
     each = [step_events(of, rank=rank) for rank in ranks_of(of)]
     assert found.endless == max(held(events) for events in each if events)
 
@@ -206,7 +207,7 @@ def test_ranks_that_are_sent_their_weights_run_ahead_of_what_sends_them() -> Non
     assert len(buckets) == WIDE["num_hidden_layers"] + 1
     assert held(wrapping(ahead)) - held(wrapping(first)) == pytest.approx(sum(buckets[:-1]), rel=0.1)
     found = played(of, max(build_ledger(of, detailed=False).totals()), Room(1 << 40, 1 << 40))
-    assert not isinstance(found, str)
+    assert not isinstance(found, Unplayed)
     assert found.on_card is not None
     assert found.on_card == held(ahead) - (held(ahead) - held(first)) // 4
     assert (found.on_card + found.left_over, found.on_card - found.beneath) == (held(ahead), held(first))

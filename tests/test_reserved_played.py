@@ -12,6 +12,7 @@ from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.figures import TOLERANCE, Room, beginning, least, played, runs
 from memplan.engine.allocator.replay import StepEvents, play
+from memplan.engine.allocator.reserved import Unplayed
 from memplan.engine.allocator.settings import Settings
 from memplan.engine.build import build_ledger
 from memplan.reporting import peak
@@ -85,21 +86,21 @@ def test_on_a_card_it_holds_no_more_than_there_is() -> None:
     job = recipe(gpu="h100-80gb")
     allocated = max(build_ledger(job, detailed=False).totals())
     free = played(job, allocated, seek=True)
-    assert not isinstance(free, str)
+    assert not isinstance(free, Unplayed)
     assert free.on_card is None
     assert allocated <= free.needs < free.endless
     between = (free.needs + free.endless) // 2
     tight = played(job, allocated, Room(between, between))
-    assert not isinstance(tight, str)
+    assert not isinstance(tight, Unplayed)
     assert (tight.needs, tight.sought) == (free.needs, True)
     assert tight.on_card is not None
     assert free.needs - 2 * MiB <= tight.on_card <= between
     assert tight.retries > 0
     roomy = played(job, allocated, Room(free.endless * 2, free.endless * 2))
-    assert not isinstance(roomy, str)
+    assert not isinstance(roomy, Unplayed)
     assert (roomy.on_card, roomy.needs, roomy.sought) == (free.endless, free.endless, False)
     short = played(job, allocated, Room(allocated // 2, allocated // 2))
-    assert not isinstance(short, str)
+    assert not isinstance(short, Unplayed)
     assert short.on_card is None
 
 
@@ -109,12 +110,12 @@ def test_a_card_that_is_enough_is_not_refused_for_what_bisection_leaves() -> Non
     job = recipe(gpu="h100-80gb", batch_size=12)
     allocated = max(build_ledger(job, detailed=False).totals())
     free, recorded = played(job, allocated, seek=True), step_events(job)
-    assert not isinstance(free, str)
+    assert not isinstance(free, Unplayed)
     assert recorded is not None
     card = free.needs - 4 * MiB
     assert runs(beginning(recorded, Settings()), card)
     found = played(job, allocated, Room(card, card))
-    assert not isinstance(found, str)
+    assert not isinstance(found, Unplayed)
     assert found.on_card is not None
     assert found.on_card <= found.needs == card
 
@@ -122,7 +123,7 @@ def test_a_card_that_is_enough_is_not_refused_for_what_bisection_leaves() -> Non
 def test_a_share_of_the_card_is_all_there_is() -> None:
     job = recipe(gpu="h100-80gb", allocator={"per_process_memory_fraction": 0.01})
     found = played(job, max(build_ledger(job, detailed=False).totals()), Room(1 << 40, 1 << 40))
-    assert not isinstance(found, str)
+    assert not isinstance(found, Unplayed)
     assert found.on_card is None
 
 
@@ -192,14 +193,30 @@ def test_bytes_that_a_play_misses_are_needed_too() -> None:
     job = recipe()
     peak = max(build_ledger(job, detailed=False).totals())
     whole, missing = played(job, peak), played(job, peak + peak // 200)
-    assert not isinstance(whole, str)
-    assert not isinstance(missing, str)
+    assert not isinstance(whole, Unplayed)
+    assert not isinstance(missing, Unplayed)
     assert missing.needs - whole.needs == missing.endless - whole.endless >= peak // 200 - peak // 1000
 
 
 def test_a_play_of_another_peak_than_the_ledgers_is_not_taken() -> None:
     job = recipe()
-    assert isinstance(played(job, 2 * max(build_ledger(job, detailed=False).totals())), str)
+    peak = max(build_ledger(job, detailed=False).totals())
+    below, above = played(job, 2 * peak), played(job, peak // 2)
+    assert isinstance(below, Unplayed)
+    assert isinstance(above, Unplayed)
+    assert below.peak == 0
+    assert above.peak == pytest.approx(peak, rel=0.001)
+
+
+def test_the_verdict_leaves_room_for_what_a_play_has_more_than_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(above: int) -> Any:
+        reached = Unplayed("another peak", above * GiB)
+        monkeypatch.setattr("memplan.meters._played", lambda *_: reached)
+        report = estimate({**TINY, "gpu": "40GiB"})
+        assert report.verdict is not None
+        return report.verdict.fits
+
+    assert [verdict(above) for above in (0, 20, 60)] == ["yes", "yes", "tight"]
 
 
 def test_the_verdict_is_of_what_is_needed() -> None:

@@ -18,7 +18,7 @@ from memplan.engine.allocator.blocks import Block
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.events import on_rank, step_events
 from memplan.engine.allocator.replay import Playing, StepEvents, repeated
-from memplan.engine.allocator.reserved import Seek
+from memplan.engine.allocator.reserved import Seek, Unplayed
 from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings, allowed_bytes, settings_of
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank
 from memplan.engine.play.other_ranks import ran_ahead
@@ -106,17 +106,17 @@ class Room(NamedTuple):
     """So much that the verdict is yes."""
 
 
-def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek = False) -> Played | str:
-    """The figures of a job whose ledger peaks at so many bytes; in words, why it is not played.
+def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek = False) -> Played | Unplayed:
+    """The figures of a job whose ledger peaks at so many bytes; or why it is not played.
 
     ``needs`` is looked for where what is held is not comfortable, or when told to.
     """
     recorded = step_events(recipe)
     if recorded is None:
-        return "its step is not played yet"
+        return Unplayed("its step is not played yet")
     short = allocated - recorded.peak
     if abs(short) > AGREES * allocated:
-        return "its step is not played to the byte yet"
+        return Unplayed("its step is not played to the byte yet", recorded.peak if short < 0 else 0)
     card = recipe.hardware.gpu.usable_bytes if recipe.hardware.gpu else None
     if card is not None and room is not None:
         allowed = allowed_bytes(recipe.hardware.allocator, card)

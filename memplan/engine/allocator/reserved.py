@@ -68,6 +68,15 @@ class Slack(NamedTuple):
     """Beside the high share; None: the share becomes ``most``."""
 
 
+class Unplayed(NamedTuple):
+    """No figures."""
+
+    why: str
+    peak: int = 0
+    """Bytes that a play reaches which is more than the ledger has: one of the two is wrong, and the job may take them.
+    """
+
+
 class Band(NamedTuple):
     """A figure with its range."""
 
