@@ -56,7 +56,6 @@ SEVERAL: dict[str, dict[str, Any]] = {
     },
     "fsdp, lora": {"num_gpus": 2, "sharding": "fsdp", "lora": {"r": 8}, "trainer": "transformers", "autocast": False},
     "fsdp": {"sharding": "fsdp", "gradient_accumulation_steps": 2},
-    "fsdp, ahead": {"sharding": "fsdp", "fsdp": {"forward_prefetch": True}, "gradient_checkpointing": True},
     "fsdp2": {"sharding": "fsdp2", "method": "dpo"},
     "fsdp2, kept": {"sharding": "fsdp2", "reshard_after_forward": False},
     "fsdp2, in parts": {"sharding": "fsdp2", "reshard_after_forward": 2},
@@ -94,6 +93,16 @@ def check(of: Recipe) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_it_is_the_play_of_all_layers(name: str) -> None:
     check(recipe(**{**JOBS[name], "model": deeper(TINY, 16)}))
+
+
+@pytest.mark.slow
+def test_layers_that_hold_each_others_weights_are_all_played() -> None:
+    """With ``forward_prefetch`` a layer's gradients live on into the next one's backward."""
+    ahead = {"num_gpus": 4, "sharding": "fsdp", "fsdp": {"forward_prefetch": True}, "gradient_checkpointing": True}
+    of = recipe(**ahead, model=deeper(TINY, 16))
+    with pytest.raises(Unlike):
+        check(of)
+    assert played(of) == played(of, folds=False)
 
 
 @pytest.mark.parametrize(

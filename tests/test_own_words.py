@@ -212,6 +212,7 @@ PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 ADAPTERS = {**AXOLOTL, "adapter": "lora", "lora_r": 8, "lora_target_linear": True}
 WORDED = [
     ("yaml", {**AXOLOTL, "plugins": ["a.b"]}, {"kernels": "liger"}, f"plugins: [a.b, {PLUGIN}]"),
+    ("yaml", ADAPTERS, {"quantization": "nf4"}, "adapter: qlora"),
     ("yaml", ADAPTERS, {"quantization": "nf4"}, "load_in_4bit: true"),
     ("yaml", {**FACTORY, "finetuning_type": "lora"}, {"quantization": "nf4"}, "quantization_bit: 4"),
     ("yaml", TRL, {"lora": {"r": 16}}, "use_peft: true"),

@@ -139,7 +139,7 @@ def pricing_of(asked: Question) -> Pricing:
 
 
 def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searched:
-    """The best plans of a question."""
+    """The best plans of a question. One whose play reaches more than the ledger, so that it may not fit, is none."""
     tell("finding plans", 0, 0)
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     whole = len(of.legal)
@@ -154,13 +154,20 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
             pricing.misses_by,
         )
 
-    found = found_among(of.legal, wanted)
-    if len(found.plans) == wanted >= WANTED and all(each.recipe.trainer.megatron for each, _ in found.plans):
-        # The fastest for those who do not run Megatron.
-        others = found_among([each for each in of.legal if not each.recipe.trainer.megatron], 1)
-        found.plans[wanted - len(others.plans) :] = others.plans
-    found.plans = [(each, pricing(each)) for each, _ in found.plans]
-    return Searched(of, found, pricing)
+    found, doubted = found_among(of.legal, wanted), list[tuple[Candidate, Priced]]()
+    while True:
+        if len(found.plans) == wanted >= WANTED and all(each.recipe.trainer.megatron for each, _ in found.plans):
+            # The fastest for those who do not run Megatron.
+            others = found_among([each for each in of.legal if not each.recipe.trainer.megatron], 1)
+            found.plans[wanted - len(others.plans) :] = others.plans
+        found.plans = [(each, pricing(each)) for each, _ in found.plans]
+        unsure = [(each, figures) for each, priced in found.plans if not (figures := priced.as_played()).fits]
+        if not unsure:
+            found.rejected += doubted
+            return Searched(of, found, pricing)
+        doubted += unsure
+        without = {id(each) for each, _ in doubted}
+        found = found_among([each for each in of.legal if id(each) not in without], wanted)
 
 
 def pareto(asked: Question, of: Candidates, tell: Tell = nothing) -> Found[Candidate, Priced]:

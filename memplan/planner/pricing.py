@@ -128,6 +128,10 @@ class Priced(NamedTuple):
         """Bytes that are missing on the card."""
         return self.figures.verdict.missing_bytes if self.figures.verdict else 0
 
+    def as_played(self) -> "Priced":
+        """With the verdict that is shown of it."""
+        return self._replace(figures=peak(self.recipe, search=True, play=True))
+
     @property
     def free(self) -> list[str]:
         """What it was given, in words."""

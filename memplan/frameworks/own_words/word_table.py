@@ -55,6 +55,7 @@ TOGETHER: Mapping[tuple[str, str], tuple[Mapping[str, Any], ...]] = {
         },
     ),
     ("attention", "sdpa"): ({"flash_attention": False, "sdp_attention": True},),
+    ("quantization", "nf4"): ({"adapter": "qlora", "load_in_4bit": True},),
     ("lora", ""): (
         {"use_peft": True},
         {"peft_config": {"name": "lora", "r": 16}},
