@@ -35,6 +35,8 @@ from memplan.tables.trainers import find_trainer
 from memplan.units import parse_count
 
 WANTED = 5
+AGAIN = 8
+"""Searches for plans in place of those whose play does not fit; each plays at most as many as are wanted."""
 Tell = Callable[[str, int, int], None]
 """Says what is being done, how far it is, and of how many; 0 where nobody knows."""
 
@@ -155,19 +157,21 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
         )
 
     found, doubted = found_among(of.legal, wanted), list[tuple[Candidate, Priced]]()
-    while True:
+    for again in reversed(range(AGAIN)):
         if len(found.plans) == wanted >= WANTED and all(each.recipe.trainer.megatron for each, _ in found.plans):
             # The fastest for those who do not run Megatron.
             others = found_among([each for each in of.legal if not each.recipe.trainer.megatron], 1)
             found.plans[wanted - len(others.plans) :] = others.plans
         found.plans = [(each, pricing(each)) for each, _ in found.plans]
         unsure = [(each, figures) for each, priced in found.plans if not (figures := priced.as_played()).fits]
-        if not unsure:
-            found.rejected += doubted
-            return Searched(of, found, pricing)
         doubted += unsure
         without = {id(each) for each, _ in doubted}
+        if not unsure or not again:
+            break
         found = found_among([each for each in of.legal if id(each) not in without], wanted)
+    found.plans = [pair for pair in found.plans if id(pair[0]) not in without]
+    found.rejected += doubted
+    return Searched(of, found, pricing)
 
 
 def pareto(asked: Question, of: Candidates, tell: Tell = nothing) -> Found[Candidate, Priced]:
