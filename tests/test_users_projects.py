@@ -377,6 +377,46 @@ def test_a_model_that_the_program_has_on_its_card_beside_the_trainers(beside: st
     assert found == ([row] if counted else [])
 
 
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ("from sentence_transformers import SentenceTransformer\njudge = SentenceTransformer('BAAI/bge-m3')", True),
+        (
+            "from sentence_transformers import SentenceTransformer\njudge = SentenceTransformer('a/b', device='cpu')",
+            False,
+        ),
+        ("from vllm import LLM\njudge = LLM(model='Qwen/Qwen2.5-7B')", True),
+        ("from transformers import pipeline\njudge = pipeline('text-classification', model='a/toxic')", True),
+        (
+            "from transformers import pipeline\njudge = pipeline('text-classification', model='a/toxic', device=-1)",
+            False,
+        ),
+    ],
+)
+def test_a_model_that_another_library_puts_on_the_card_is_said(loads: str, said: bool) -> None:
+    written("rewards.py", f"{loads}\ndef score(completions, **kwargs):\n    return judge(completions)\n")
+    found = checked("train.py", REWARDED)
+    assert ("beside the one that is trained" in str(found.unread), found.fits) == (said, "unclear" if said else "yes")
+    assert checked("train.py", BESIDE.format(beside=loads)).fits == ("unclear" if said else "yes")
+
+
+REWARDED = """\
+from rewards import score
+from trl import GRPOConfig, GRPOTrainer
+args = GRPOConfig("out", per_device_train_batch_size=8, num_generations=8, max_completion_length=64)
+GRPOTrainer("Qwen/Qwen2.5-0.5B", reward_funcs=[score], args=args, train_dataset=rows).train()
+"""
+
+
+def test_a_copy_of_a_model_is_another_model() -> None:
+    text = BESIDE.replace("reference = Auto", "import copy\nother = copy.deepcopy(model)\nreference = Auto")
+    assert [each["model"] for each in checked("train.py", text.format(beside="")).job["extra_models"]] == [
+        "Qwen/Qwen2.5-0.5B"
+    ]
+    text = text.replace("copy.deepcopy(model)", "copy.deepcopy(dict(a=1))")
+    assert not checked("train.py", text.format(beside="")).job["extra_models"]
+
+
 def test_a_model_beside_the_trainers_that_nobody_knows_is_said() -> None:
     found = checked("train.py", BESIDE.format(beside="judge = AutoModelForCausalLM.from_pretrained(path).cuda()"))
     assert "a second model on the card is not known" in str(found.unread)
@@ -402,3 +442,84 @@ SFTTrainer(AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"), args=args,
     )
     options = "--dataset_path d --use_lora --r 32 --max_length 128 --per_device_train_batch_size 2"
     assert checked("a.sh", f"torchrun --nproc_per_node 1 train_sft.py {options}\n").job["lora"]["r"] == 32
+
+
+PEFTS = """\
+from dataclasses import dataclass
+from transformers import AutoModelForCausalLM, HfArgumentParser
+from trl import SFTConfig, SFTTrainer
+@dataclass
+class ModelArguments:
+    model_name_or_path: str
+    use_peft_lora: bool = False
+def main(model_args, args):
+    model = prepare(model_args)
+    SFTTrainer(model=model, tokenizer=tokenizer, args=args).train()
+main(*HfArgumentParser((ModelArguments, SFTConfig)).parse_args_into_dataclasses())
+"""
+
+
+def test_a_program_that_is_here_is_no_known_script_whose_options_it_has() -> None:
+    """Its trainer is of TRL 0.15, whose logits are whole: by the options alone it was read as the newest TRL's."""
+    written("train.py", PEFTS)
+    options = "--model_name_or_path $M --use_peft_lora --use_4bit_quantization --max_length 128"
+    found = checked("a.sh", f"python train.py {options}\n", model="Qwen/Qwen2.5-0.5B")
+    assert (found.fits, found.job["trainer_version"]) == ("unclear", "0.15")
+    assert "use_4bit_quantization" not in str(found.unread)
+
+
+COMMANDS = """\
+import argparse
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, SFTConfig, SFTTrainer, TrlParser
+def train(args, model, own):
+    if own.first:
+        args = SFTConfig("out", max_length=64)
+        SFTTrainer(model.model_name_or_path, args=args, train_dataset=rows).train()
+        return
+    GRPOTrainer(model.model_name_or_path, reward_funcs=score, args=args, train_dataset=rows).train()
+def evaluate(args):
+    pass
+parser = argparse.ArgumentParser()
+commands = parser.add_subparsers(dest="command", parser_class=TrlParser)
+one = commands.add_parser("train", dataclass_types=[GRPOConfig, ModelConfig])
+one.add_argument("--first", action="store_true")
+one.set_defaults(work=train, parser=one)
+other = commands.add_parser("eval")
+other.add_argument("--first", default=True)
+other.set_defaults(work=evaluate)
+known, rest = parser.parse_known_args()
+known.work(*known.parser.parse_args_and_config(return_remaining_strings=True)[:-1])
+"""
+
+
+@pytest.mark.parametrize(("more", "method", "length"), [("", "grpo", 768), (" --first", "sft", 64)])
+def test_the_command_of_a_program_that_has_several(more: str, method: str, length: int) -> None:
+    written("main.py", COMMANDS)
+    options = "--model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 8 --max_completion_length 256"
+    job = checked("a.sh", f"accelerate launch --num_processes 1 main.py train {options}{more}\n").job
+    assert (job["method"], job["sequence_length"]) == (method, length)
+
+
+def test_a_sum_that_comes_to_no_step_of_accumulation_is_one() -> None:
+    text = """import os
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+args = TrainingArguments("out", gradient_accumulation_steps=2 // 2 // int(os.environ.get("WORLD_SIZE", 1)))
+ids = tokenizer(text, truncation=True, max_length=64)
+Trainer(model=AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B"), args=args, train_dataset=ids).train()
+"""
+    assert checked("train.py", text, num_gpus=8).job["gradient_accumulation_steps"] == 1
+
+
+def test_a_program_that_is_too_long_to_follow_is_unclear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.frameworks.programs.run.MAX_STEPS", 5)
+    found = checked("train.py", REWARDED)
+    assert found.fits == "unclear"
+    assert "more than is followed of one program" in found.text
+
+
+def test_the_version_that_is_pinned_is_the_one_whose_defaults_are_said() -> None:
+    written("requirements.txt", "trl==0.18.1\n")
+    text = "from trl import SFTTrainer\nSFTTrainer('Qwen/Qwen2.5-0.5B', train_dataset=rows).train()\n"
+    assumed = str(checked("train.py", text).assumed)
+    assert "TRL 0.18.1: max_length 1024" in assumed
+    assert "TRL 1.16" not in assumed

@@ -69,8 +69,8 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
     """Of a file's settings, where neither an option nor a program says it: the version, put into the draft."""
     draft.finishers["bitsandbytes"] = partial(beside_bitsandbytes, settings.path, package)
     draft.finishers["torch"] = partial(beside_torch, settings.path)
-    if draft.options.get("trainer_version") or draft.values.get("trainer_version"):
-        return ""
+    if before := draft.options.get("trainer_version") or draft.values.get("trainer_version"):
+        return str(before)
     said: Mapping[str, object] = {key: value for key, value in settings.values.items() if value is not None}
     version, name = told(package, "args", said)
     why = f"{settings.where(name)}: {name} was there until {package} {version}" if version else ""

@@ -294,7 +294,6 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "*.snapshot_download": lambda call: call.get(0, "repo_id", call.get(0, "model_id")),
     "importlib.import_module": _module,
     "importlib.reload": lambda call: call.get(0, "module"),
-    "copy.deepcopy": lambda call: call.get(0, "x"),
     "copy.copy": lambda call: call.get(0, "x"),
     "typing.cast": lambda call: call.get(1, "val"),
 }

@@ -72,6 +72,8 @@ class Gathered:
         self.values.pop(key, None)
         self.open = [each for each in self.open if each[0] != key]
         self.places[key] = place
+        if key == "gradient_accumulation_steps" and value == 0:  # batch // micro_batch // WORLD_SIZE
+            value = Unknown("0 by the program's own sum", place)
         if key == "model_name_or_path" and value in (None, ""):
             value = Unknown("not in the text", place)
         if key == "model_name_or_path":

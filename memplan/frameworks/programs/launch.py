@@ -38,7 +38,8 @@ def started(document: Document, known: Known | None = None) -> Started | None:
             continue
         models = things(found[0].values.get("model")) if found else []
         plain = all(str(each.values["class"]).startswith("Auto") for each in models) and models
-        if len(found) == 1 and isinstance(found[0].values.get("args"), Thing) and (plain or not script):
+        mine = plain or not script or script.trainer == "trl"  # whose options say less than the program's calls
+        if len(found) == 1 and isinstance(found[0].values.get("args"), Thing) and mine:
             return Started(launch, program, under)
     return None
 

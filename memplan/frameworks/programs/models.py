@@ -6,7 +6,7 @@ from typing import Any
 
 from memplan.frameworks.programs.beside import saved_model
 from memplan.frameworks.programs.call import Call, name_by_position
-from memplan.frameworks.programs.others import alive
+from memplan.frameworks.programs.others import alive, put_on_card
 from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thing, Unknown, truth
@@ -59,6 +59,8 @@ def made(call: Call, callee: Ref) -> Any:
         and (package != "unsloth" or last == "UnslothTrainer")
     ):
         return note_trainer(call.run, call.thing(callee.name))
+    if (other := put_on_card(call, callee)) is not None:
+        return other
     if last in RETURNS_FIRST and callee.known:
         return _changed(call, last, unsloth=cls in UNSLOTH)
     if last == "create_reference_model":
@@ -183,7 +185,7 @@ def method(call: Call) -> Any:
     if isinstance(owner, Thing) and owner.last in TRAINERS:
         if name == "train":
             owner.set("?trained", True, call.place)
-            owner.set("?beside", alive(call.run), call.place)
+            owner.set("?beside", alive(call.run, owner), call.place)
             if "model" in owner.values:  # whatever becomes of it afterwards
                 owner.values["model"] = as_it_is(owner.values["model"])
         return call.unknown()

@@ -2,24 +2,50 @@
 teacher of a loss of its own."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Frame, Place, Thing, Unknown, plain, truth
+from memplan.frameworks.programs.values import Frame, Function, Place, Ref, Thing, Unknown, plain, truth
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 BITS = ("quantization_config", "load_in_4bit", "load_in_8bit")
+LOADS = {"SentenceTransformer": "model_name_or_path", "CrossEncoder": "model_name_or_path", "pipeline": "model",
+         "LLM": "model"}  # fmt: skip
+"""Classes and functions of sentence-transformers, transformers and vLLM that put a model on the card themselves where
+nothing says otherwise (sentence-transformers 5.1 SentenceTransformer.py: get_device_name; transformers 5.2
+pipelines/base.py: accelerator; vllm 0.12 entrypoints/llm.py), and the argument that names it."""
 
 
-def alive(run: Run) -> list[Thing]:
-    """The models on the card that the program has a name for where it trains."""
+def alive(run: Run, trainer: Thing) -> list[Thing]:
+    """The models on the card that the program, a module of its own or what the trainer is given has a name for where
+    it trains."""
+    given = [each for value in trainer.values.values() for each in (value if type(value) is list else (value,))]
     frame: Frame | None = run.frame
-    frames = [run.globals]
+    frames = [run.globals, *run.modules.values(), *(each.frame for each in given if isinstance(each, Function))]
     while frame is not None:
         frames, frame = [*frames, frame], frame.outer
     found = {each.place: each for names in frames for value in names.names.values() for each in _models(value)}
     return [each for each in found.values() if _on_card(each) and each.depth <= len(run.doubts)]
+
+
+def put_on_card(call: Call, callee: Ref) -> Any:
+    """``SentenceTransformer("BAAI/bge-m3")``: a model on the card, but where it is given one that is there;
+    ``copy.deepcopy(model)``: another model, where the first one is. None for anything else."""
+    if callee.name == "copy.deepcopy":
+        value = call.get(0, "x")
+        of_model = isinstance(value, Thing) and value.name == "model"
+        return replace(value, place=call.place, values=dict(value.values)) if of_model else value
+    if callee.last not in LOADS or not (callee.known or callee.name.startswith(("sentence_transformers.", "vllm."))):
+        return None
+    model, name = call.thing("model"), call.get(1 if callee.last == "pipeline" else 0, LOADS[callee.last])
+    if isinstance(name, Thing):
+        return call.unknown()
+    model.set("class", callee.last, call.place)
+    model.set("model_name_or_path", name, call.place)
+    return model
 
 
 def _models(value: Any) -> Iterator[Thing]:
@@ -30,11 +56,13 @@ def _models(value: Any) -> Iterator[Thing]:
 
 def _on_card(model: Thing) -> bool:
     """Whether a model is moved to the card, or loaded to it, as Unsloth's are and those of few bits."""
-    device = model.values.get("?device", model.values.get("device_map"))
+    named = ("?device", "device_map", "device")
+    device = next((model.values[key] for key in named if model.values.get(key) is not None), None)
     whole = device.get("") if isinstance(device, dict) and list(device) == [""] else device
     if device is not None:
-        return not str(plain(whole)).startswith(("cpu", "meta", "False"))
-    return str(model.values.get("class")).startswith("Fast") or any(truth(model.values.get(key)) for key in BITS)
+        return not str(plain(whole)).startswith(("cpu", "meta", "False", "-1"))
+    class_ = str(model.values.get("class"))
+    return class_.startswith("Fast") or class_ in LOADS or any(truth(model.values.get(key)) for key in BITS)
 
 
 def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
@@ -43,6 +71,11 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
     own = set(_places(trainer.values))
     for model in [each for each in trainer.values.get("?beside", ()) if each.place not in own]:
         name, where = model.values.get("model_name_or_path"), str(model.place)
+        if (cls := model.values["class"]) in LOADS:
+            what = f"puts {name} on the card" if isinstance(name, str) else "puts a model on the card"
+            hint = f"add --without {cls}, if what is free holds it"
+            draft.warn(cls, where, f"{what}, beside the one that is trained", "model", hint)
+            continue
         if not isinstance(name, str):
             draft.warn("model", where, "a second model on the card is not known", "model")
             continue

@@ -1,6 +1,7 @@
 """Parsers of a program's options: argparse, click and Hugging Face's, with the values where nobody gives any."""
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -68,6 +69,28 @@ def _positional(call: Call, value: Any) -> Any:
     return (words if several else words[0]) if words else value
 
 
+TRAINS = re.compile(r"(?i)train|tun(e|ing)|sft|dpo|grpo|fit")
+"""Words for a training among a program's commands."""
+
+
+def _command(call: Call) -> Thing:
+    """``subparsers.add_parser("train")``: of the command's own word, or else of one that trains, the whole program's
+    options; of any other word options that nobody asks for."""
+    words, class_ = [word.text for word in options_of(call.run.known.words)[2][:1]], call.owner.values.get("?class")
+    name = class_.name if isinstance(class_, Ref) else "argparse.ArgumentParser"
+    if call.get(0, "name") not in words and (words or not TRAINS.search(str(call.get(0, "name")))):
+        return Thing(name, call.place)
+    call.owner.values["?loose"] = len(words)
+    if "dataclass_types" in call.named:
+        call.owner.set("dataclass_types", call.named["dataclass_types"], call.place)
+    return Thing(name, call.place, call.owner.values, call.owner.places)
+
+
+def _commands(call: Call) -> Any:
+    call.owner.values["?class"] = call.named.get("parser_class")
+    return call.owner
+
+
 def _arguments_of(call: Call) -> Thing:
     return Thing("arguments", call.place, dict(call.owner.values), dict(call.owner.places))
 
@@ -108,7 +131,8 @@ def _instances(call: Call, given: Mapping[str, Any] | None = None, at: Mapping[s
             unsaid = UNSAID if name.endswith("ModelConfig") and left and "config" not in left else {}
             filled = {**unsaid, **rest, "?command": bool(left)}
             found.append(Thing(name, call.place, filled, places) if isinstance(each, Ref) else call.unknown())
-    return tuple(found)
+    rest = {key: value for key, value in call.owner.values.items() if key[:1] not in "*?" and key != "dataclass_types"}
+    return (*found, Thing("arguments", call.place, rest)) if rest else tuple(found)
 
 
 UNSAID = {
@@ -143,6 +167,8 @@ _OF: Mapping[str, Callable[[Call], Any]] = {
 }  # fmt: skip
 PARSER: Mapping[str, Callable[[Call], Any]] = {
     "add_argument": _argument,
+    "add_subparsers": _commands,
+    "add_parser": _command,
     "add_argument_group": lambda call: call.owner,
     "add_mutually_exclusive_group": lambda call: call.owner,
     "set_defaults": lambda call: [call.owner.set(key, value, call.place) for key, value in call.named.items()] and None,

@@ -11,6 +11,7 @@ from memplan.frameworks import transformers
 from memplan.frameworks.asking import SUCH
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
+from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
 from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
@@ -44,6 +45,10 @@ OF_UNSLOTH = "0.23"
 LAST_WITHOUT_SDPA = max(map(version_key, SDPA_SINCE.values()))
 GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
 """Names of TRL's that went, and the last version that had them."""
+
+
+OF_SCRIPTS = {name for name, _, _ in ROWS}
+"""Options of known scripts: where a program is followed, its calls say what they do."""
 
 
 def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, draft: Draft) -> None:
@@ -126,7 +131,7 @@ def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> Non
 def _settings(arguments: Thing) -> Iterator[tuple[str, Any]]:
     added = set(arguments.own.all_fields()) - LIBRARY if arguments.own else set()
     for key, value in arguments.values.items():
-        if key[:1] not in "*?" and key not in added:
+        if key[:1] not in "*?" and key not in added and (key in LIBRARY or key not in OF_SCRIPTS):
             yield key, value
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document
+from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.programs.files import Files
 from memplan.frameworks.programs.operators import joined, spread, written
 from memplan.frameworks.programs.statements import Statements
@@ -95,10 +95,10 @@ class Run(Statements):
         """Whether a function is gone through that nobody calls here: it changes nothing but ``lengths``."""
 
     def step(self, node: ast.AST) -> None:
-        """Count one more step. Raises InvalidJob beyond what a training's script takes."""
+        """Count one more step. Raises NotKnown beyond what a training's script takes."""
         self.steps += 1
         if self.steps > MAX_STEPS:
-            raise InvalidJob(f"{self.place(node)}: more than is followed of one program", SHORTER)
+            raise NotKnown(f"{self.place(node)}: more than is followed of one program", SHORTER)
 
     def cut(self, node: ast.Slice, bound: Any) -> None:
         """``ids[:MAX_LENGTH]``, ``ids[at : at + block_size]``: a row is cut here, by the bound's name."""
@@ -109,7 +109,7 @@ class Run(Statements):
             self.lengths.append((bound, self.place(node), written(upper)))
 
     def program(self, parts: Sequence[Part]) -> None:
-        """All parts in their order. Raises InvalidJob."""
+        """All parts in their order. Raises NotKnown."""
         self.start = parts[0].path if parts else ""
         try:
             for part in parts:
@@ -119,7 +119,7 @@ class Run(Statements):
                 self.uncalled = True
                 self._uncalled(parts)
         except RecursionError:
-            raise InvalidJob(f"{self.path}: nested deeper than is followed", SHORTER) from None
+            raise NotKnown(f"{self.path}: nested deeper than is followed", SHORTER) from None
 
     @property
     def machine(self) -> Known:
