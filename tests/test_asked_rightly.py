@@ -156,7 +156,8 @@ def test_a_slip_is_named_with_the_key_that_is_meant(written: str, meant: str) ->
     text = f"base_model: Qwen/Qwen2.5-0.5B-Instruct\nsequence_len: 512\nmicro_batch_size: 1\n{meant}: 8\n"
     text = "".join(dict.fromkeys(line + "\n" for line in text.splitlines() if not line.startswith(meant)))
     found = checked(f"{text}{written}: 8\ndatasets: []\n", "axolotl.yaml")
-    assert (found.fits, found.hint) == ("unclear", f"did you mean {meant}?")
+    without = f"If not, add --without {written}, if that takes no memory"
+    assert (found.fits, found.hint) == ("unclear", f"did you mean {meant}? {without}")
 
 
 def test_a_key_that_looks_like_nothing_is_left_alone() -> None:

@@ -148,6 +148,8 @@ def test_what_the_file_does_not_say_is_told_with_whose_default_it_is(run: Run) -
         ("learning_rate", 1e-5, ""),
         ("moe_expert_count", 3, "model"),
         ("experiment", "x", ""),
+        ("actor.aent.entropy_coeff", 0.0002, "loss"),
+        ("entropy_coeff", 0, ""),
     ],
 )
 def test_what_a_name_decides(key: str, value: object, subject: str) -> None:

@@ -335,6 +335,13 @@ def test_a_script_is_split_into_commands_with_lines() -> None:
     assert found[0].command.environment == {"A": "1", "B": "x y"}
 
 
+def test_a_module_may_stand_behind_the_launcher_s_options() -> None:
+    text = "accelerate launch -m --config_file a/zero2.yaml --num_processes 2 trainer.grpo --beta 0.0"
+    launch = next(launches(document_of(text, "s", "shell")))
+    assert (launch.program, launch.options.values["config_file"]) == ("trainer.grpo", "a/zero2.yaml")
+    assert [word.text for word in launch.words] == ["--beta", "0.0"]
+
+
 def test_a_launcher_s_file_alone_makes_no_training() -> None:
     document = document_of(ZERO3, "acc.yaml", "yaml")
     row = recognise(document)

@@ -273,3 +273,16 @@ def test_a_value_model_is_counted_with_the_policys_settings(
     found = read(tmp_path, GRPO.replace("grpo:", "ppo:").replace("COLOCATED", "true") + VALUE.replace(old, new))
     assert (found.job.method, found.job.batch_size) == ("ppo", batch)
     assert {each.key: each.above for each in found.unread} == above
+
+
+@pytest.mark.parametrize(
+    ("more", "scored"),
+    [
+        ("policy:\n  logprob_batch_size: 4\n", 4096),
+        ("policy:\n  logprob_batch_size: 2\n", None),
+        ("policy:\n  logprob_batch_size: 4\n  dynamic_batching:\n    enabled: true\n    train_mb_tokens: 1024\n"
+         "    logprob_mb_tokens: ${mul:${policy.max_total_sequence_length}, ${policy.logprob_batch_size}}\n", 4096),
+    ],
+)  # fmt: skip
+def test_log_probabilities_have_micro_batches_of_their_own(tmp_path: Path, more: str, scored: int | None) -> None:
+    assert over(tmp_path, GRPO.replace("COLOCATED", "true"), more).job.logprob_token_budget == scored

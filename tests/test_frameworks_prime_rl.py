@@ -260,3 +260,8 @@ def test_what_a_layer_recomputes_takes_what_it_takes_uncompiled() -> None:
     }
     assert peaks[True, "full"] == peaks[False, "full"]
     assert peaks[True, "none"] < peaks[False, "none"]
+
+
+def test_a_row_is_as_long_as_the_trainer_packs_it_whatever_the_engine_bounds(tmp_path: Path) -> None:
+    job = read_toml(tmp_path, f"{RL}max_model_len = 2048\n").job
+    assert (job.sequence_length, job.token_budget) == (2048, 4096)

@@ -107,6 +107,7 @@ def test_what_nobody_knows_stays_one_word_as_it_is_written(name: str) -> None:
         ("exit 0\nrun a", []),
         ('A=${A:-}\nif [ -z "${A}" ]; then echo set A; exit 1; fi\nrun a', ["run a"]),
         ('A=${A:-}\n[ -n "$A" ] || exit 1\nrun a', ["run a"]),
+        ("need() {\nif [[ -e $1 ]]; then\nreturn 0\nfi\nexit 2\n}\nneed /data/a\nrun a", ["run a"]),
         ('A=x\nif [ -n "$A" ]; then run b; exit 0; fi\nrun a', ["run b"]),
     ],
 )

@@ -79,9 +79,15 @@ def one_hint(unread: Iterable[Unread]) -> str:
     if WRITE in hints:
         return WRITE  # whatever else is said, it stays open
     command = next((hint for hint in hints if hint.startswith(COMMANDS)), "")
-    strange = [each.key for each in unread if each.decides and not (each.asks or each.hint or each.above)]
+    slips = [hint for hint in hints if hint.startswith("did you mean")]
+    open_ = [each for each in unread if each.decides and (not each.hint or each.hint in slips)]
+    strange = [each.key for each in open_ if not (each.asks or each.above)]
     if strange and all(STRANGE.search(each.why) for each in unread if each.key in strange):
-        hints.append(f"add --without {','.join(dict.fromkeys(strange))}, if that takes no memory")
+        without = f"add --without {','.join(dict.fromkeys(strange))}, if that takes no memory"
+        hints = [
+            *(hint for hint in hints if hint not in slips),
+            f"{' '.join(slips)} If not, {without}" if slips else without,
+        ]
         unread = [each._replace(hint=hints[-1]) if each.key in strange else each for each in unread]
         deciding = [each for each in unread if each.decides and each.hint]
     if len(hints) < 2 and not command:

@@ -43,10 +43,16 @@ KL = re.compile(r"(^|_)(lm|sft|ref|kd)_kl_?(coef|coeff|weight)$|(^|_)kl_loss_(co
 """How far from a reference, or a teacher, which is held beside the model: of a supervised program's options."""
 
 
+ENTROPY = re.compile(r"(^|_)ent(ropy)?_?(loss_?)?(coeff?|weight|bonus|reg)$")
+"""How much of an entropy the loss has, which keeps what it is made of, a row of the vocabulary a token."""
+
+
 @cache
 def _by_name(name: str) -> str:
     if KL.search(name):
         return "model"
+    if ENTROPY.search(name):
+        return "loss"
     if LITTLE.search(name) and not MODEL_NAMES.search(name):
         return ""
     return next((subject for subject, pattern in SUBJECTS.items() if re.search(pattern, name)), "")
@@ -106,4 +112,5 @@ def no_less(subject: str, key: str, value: object, job: Mapping[str, object]) ->
     if mixed and HALVES.fullmatch(word):
         return "weights are counted in fp32, which takes more"
     agrees = subject == "attention" and "flash" in word and job.get("attention") == "flash"
+    agrees = agrees or (ENTROPY.search(key.lower()) is not None and job.get("entropy") == "loss")
     return "" if agrees or (mixed and key.endswith("amp") and word == "true") else None

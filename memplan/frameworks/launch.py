@@ -24,6 +24,10 @@ LAUNCHERS = pairs_of(
 )
 
 
+_MODULE = re.compile(r"(?!.*\.(?:ya?ml|json|conf|toml)$)[A-Za-z_]\w*(?:\.\w+)+")
+"""A dotted name."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """One start of a training program."""
@@ -94,8 +98,10 @@ def _split(launcher: str, words: list[Word], command: Command, path: str) -> Lau
     """At the script or the module: the first word that ends in .py, or what follows -m or --module."""
     for place, word in enumerate(words):
         if word.text in ("-m", "--module") and place + 1 < len(words):
-            # torchrun and accelerate take the module's name as the program; so does python.
-            options, program, rest = words[:place], words[place + 1].text, words[place + 2 :]
+            # torchrun and accelerate take the module's name as the program, behind other options too; so does python.
+            behind = range(place + 1, len(words)) if words[place + 1].text.startswith("-") else ()
+            at = next((each for each in behind if _MODULE.fullmatch(words[each].text)), place + 1)
+            options, program, rest = words[:place] + words[place + 1 : at], words[at].text, words[at + 1 :]
             break
         if word.text.endswith((".py", ".pyz")):
             options, program, rest = words[:place], word.text, words[place + 1 :]

@@ -86,8 +86,7 @@ class _Running(Calls):
             self._steps += 1
             if self._steps > MAX_STEPS:
                 raise InvalidJob(f"{self.path}: more than {MAX_STEPS} commands", SHORTER)
-            stop = self.node(node)
-            if stop:
+            if stop := self.node(node):
                 return stop
         return ""
 
@@ -168,8 +167,9 @@ class _Running(Calls):
         for body in bodies:
             self.variables.spend(len(before))
             self.variables.values, self.variables.arguments = dict(before), arguments
-            if self.body(body) not in ("exit", "return"):
+            if (stop := self.body(body)) not in ("exit", "return"):
                 after.append(self.variables.values)
+            self.returned[-1:] = [stop == "return" or each for each in self.returned[-1:]]
         self.variables.values, self.variables.arguments = before, arguments
         if whole and len(after) == 1:
             self.variables.values = after[0]

@@ -10,6 +10,7 @@ from memplan.frameworks.documents import words
 from memplan.tables.texts import parts_of, settings_in
 
 _PARTS = parts_of(__file__)
+POLICY = "policy."
 
 PROGRAM = re.compile(r"run_(?:vlm_|math_)?(grpo|dpo|sft|rm|ppo|distillation)\w*\.py")
 """Its entry points."""
@@ -30,10 +31,13 @@ _GRPO: dict[str, Any] = {
     "policy.model_name": "Qwen/Qwen2.5-1.5B",
     "policy.train_global_batch_size": 512,
     "policy.train_micro_batch_size": 4,
+    "policy.logprob_batch_size": "${policy.train_micro_batch_size}",
     "policy.max_total_sequence_length": 512,
     "policy.sequence_packing.enabled": True,
     "policy.sequence_packing.train_mb_tokens": "${mul:${policy.max_total_sequence_length}, "
     "${policy.train_micro_batch_size}}",
+    "policy.sequence_packing.logprob_mb_tokens": "${mul:${policy.max_total_sequence_length}, "
+    "${policy.logprob_batch_size}}",
     "policy.generation.colocated.enabled": True,
 }
 BASES: dict[str, dict[str, Any]] = {
@@ -43,6 +47,7 @@ BASES: dict[str, dict[str, Any]] = {
         "grpo.num_generations_per_prompt": 32,
         "policy.model_name": "meta-llama/Llama-3.1-8B-Instruct",
         "policy.train_micro_batch_size": 1,
+        "policy.logprob_batch_size": 2,
         "policy.max_total_sequence_length": 4096,
         "cluster.gpus_per_node": 8,
     },

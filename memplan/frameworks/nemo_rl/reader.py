@@ -13,13 +13,13 @@ from memplan.frameworks.critics import as_the_policy, read_name
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import count_larger, put
+from memplan.frameworks.nemo_rl.batch import read_batch
 from memplan.frameworks.nemo_rl.engine import GENERATION, read_engine
-from memplan.frameworks.nemo_rl.keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, SIZES, STAGES
+from memplan.frameworks.nemo_rl.keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, POLICY, SIZES, STAGES
 from memplan.frameworks.nemo_rl.source import of_document, trainings
 from memplan.frameworks.own_words.names import OTHERS, bound_images
-from memplan.units import ceil_div
 
-POLICY, DTENSOR, MEGATRON = "policy.", "policy.dtensor_cfg.", "policy.megatron_cfg."
+DTENSOR, MEGATRON = "policy.dtensor_cfg.", "policy.megatron_cfg."
 OWN = words("train_micro_batch_size train_global_batch_size dtensor_cfg megatron_cfg max_total_sequence_length")
 """Keys of a policy that are NeMo RL's alone."""
 
@@ -53,7 +53,7 @@ def read(document: Document, draft: Draft) -> None:
     bound_images(keys, f"{POLICY}model_name", megatron)
     gpus = _gpus(keys, method)
     copies = _sizes(keys, "megatron_cfg" if megatron else "dtensor_cfg", gpus)
-    _batch(keys, method, gpus // copies)
+    read_batch(keys, method, gpus // copies)
     if megatron:
         _megatron(keys)
     else:
@@ -118,48 +118,6 @@ def _sizes(keys: Keys, backend: str, gpus: int) -> int:
     other = "dtensor_cfg" if backend == "megatron_cfg" else "megatron_cfg"
     keys.skip(*(f"{POLICY}{other}.{name}" for name, _ in SIZES[other]))
     return max(1, min(inner, gpus))
-
-
-def _batch(keys: Keys, method: str, copies: int) -> None:
-    """A micro-batch of sequences, or of tokens; micro-batches of a step."""
-    length = keys.whole(f"{POLICY}max_total_sequence_length")
-    if length is None:
-        keys.draft.ask("sequence_length", keys.settings.where("policy"), "max_total_sequence_length is not there")
-        length = int(keys.draft.options.get("sequence_length") or 2048)
-    else:
-        keys.put("sequence_length", length, f"{POLICY}max_total_sequence_length")
-    micro = keys.whole(f"{POLICY}train_micro_batch_size") or 1
-    said = f"{POLICY}train_micro_batch_size"
-    packed = _packed(keys, method, length)
-    for part in ("sequence_packing", "dynamic_batching"):
-        tokens = keys.number(f"{POLICY}{part}.train_mb_tokens") if keys.flag(f"{POLICY}{part}.enabled") else None
-        if tokens:
-            micro, said = max(1, ceil_div(int(tokens), length)), f"{POLICY}{part}.train_mb_tokens"
-            if not packed:
-                keys.draft.remarks.append(f"{keys.settings.path}: micro-batches of up to {int(tokens)} tokens are "
-                                          f"counted as {micro} of {length}")  # fmt: skip
-    if not packed:
-        keys.put("batch_size", micro, said)
-    total = keys.whole(f"{POLICY}train_global_batch_size") or micro
-    keys.put(
-        "gradient_accumulation_steps",
-        max(1, ceil_div(total, micro * max(1, copies))),
-        f"{POLICY}train_global_batch_size",
-    )
-
-
-def _packed(keys: Keys, method: str, length: int) -> bool:
-    """Whether sequences are packed into one row of so many tokens, by the update and by the scores before it."""
-    at = f"{POLICY}sequence_packing."
-    tokens = keys.number(f"{at}train_mb_tokens") if keys.flag(f"{at}enabled") else None
-    if not tokens or method in ("dpo", "reward") or "batch_size" in keys.draft.given:
-        return False
-    keys.put("token_budget", max(int(tokens), length), f"{at}train_mb_tokens")
-    scored = keys.number(f"{at}logprob_mb_tokens")
-    if method not in ("grpo", "ppo") or not scored or scored == tokens:
-        return True
-    keys.put("logprob_token_budget", max(int(scored), length), f"{at}logprob_mb_tokens")
-    return True
 
 
 def _dtensor(keys: Keys) -> None:

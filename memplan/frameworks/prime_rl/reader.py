@@ -256,6 +256,10 @@ def _engine(keys: Keys, said: set[str]) -> None:
     put(keys, "num_gpus", len(listed) if isinstance(listed, list) and listed else count, "deployment.num_infer_gpus")
     for at, fields in ENGINE.items():
         read_fields(keys, fields, at)
+    longest, row = keys.draft.values["rollout"].get("max_model_len"), keys.draft.values.get("sequence_length")
+    if longest and row and longest < row:  # a sample is no longer; several make a row
+        del keys.draft.values["batch_size"]
+        keys.put("token_budget", row, f"{MODEL}seq_len")
     for name in FELT:
         if keys.get(f"inference.vllm.{name}") and name != "model":
             keys.warn(f"inference.vllm.{name}", "of the engine is not modelled", "engine")

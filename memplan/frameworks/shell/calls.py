@@ -50,6 +50,9 @@ class Calls(Builtins):
         self.calls: list[int] = []
         """Lines of the calls of functions that are open."""
         self.locals = []
+        self.returned: list[bool] = []
+        """Of each function that is open, whether it may have ended: ``[[ -e $1 ]] && return; exit 1`` gives up on
+        what a run has."""
         self.exported = set()
         self.children: list[str] = []
         """Scripts that are gone through, one started by another."""
@@ -176,6 +179,7 @@ class Calls(Builtins):
         self.called.add(name)
         self.calls.append(line)
         self.locals.append({})
+        self.returned.append(False)
         if not (passes and arguments is None):
             self.variables.arguments = [Value(word.text, None, notes) for word in words]
         stop = self.body(self.functions[name].body)
@@ -187,7 +191,7 @@ class Calls(Builtins):
         self.variables.arguments = arguments
         self.calls.pop()
         self.status = "ran"
-        return stop if stop == "exit" else ""
+        return "" if self.returned.pop() or stop != "exit" else stop
 
     def quoted(self, word: Word, around: tuple[Word, ...] = ()) -> str:
         """A script in quotes, for another shell or for ``eval``."""
