@@ -25,6 +25,7 @@ from memplan.engine.tensors import count, layer_weights, model_weights
 from memplan.errors import ModelError
 from memplan.spec.model import ModelSpec
 from memplan.spec.routing import Routing
+from memplan.tables.quantizations import Stored
 
 FILES = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "data" / "params").glob("*.json"))]
 MODELS: list[dict[str, Any]] = [row for file in FILES for row in file["models"]]
@@ -223,17 +224,17 @@ def test_dtype_under_both_names() -> None:
 def test_quantized_checkpoints_are_noted() -> None:
     plain = parse("llama")
     quantized = parse("llama", quantization_config={"quant_method": "gptq", "bits": 4})
-    assert quantized.quantization == "gptq"
+    assert quantized.quantization == Stored("gptq")
     assert "gptq" in quantized.notes[-1]
     assert quantized.params == plain.params
-    assert parse("llama", quantization_config={"load_in_4bit": True}).quantization == "bitsandbytes"
+    assert parse("llama", quantization_config={"load_in_4bit": True}).quantization == Stored("bitsandbytes")
 
 
 @pytest.mark.parametrize(
     ("section", "method", "told"),
     [
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq", "--quantization gptq-4bit --lora-r 16"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq g32", "at most adapters"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq", "at most adapters"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "awq", "--quantization awq-4bit"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes", "--quantization nf4 --lora-r"),
         (
@@ -249,7 +250,11 @@ def test_quantized_checkpoints_are_noted() -> None:
         ({"quant_method": "bitsandbytes", "_load_in_8bit": True}, "bitsandbytes", "--quantization int8"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", "dequantize: true"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "compressed-tensors", "dequantize: true"),
-        ({"quant_algo": "FP8", "config_groups": {}, "producer": {"name": "modelopt"}}, "modelopt", "unquantised model"),
+        (
+            {"quant_algo": "FP8", "config_groups": {}, "producer": {"name": "modelopt"}},
+            "modelopt fp8",
+            "unquantised model",
+        ),
         ({"group_size": 64, "bits": 4, "mode": "affine"}, "mlx", "unquantised model"),
         ({"quant_method": "hqq"}, "hqq", "at most adapters"),
     ],
@@ -258,7 +263,8 @@ def test_a_quantised_checkpoint_says_what_can_be_trained_over_it(
     section: dict[str, Any], method: str, told: str
 ) -> None:
     spec = parse("llama", quantization_config=section)
-    assert spec.quantization == method
+    assert spec.quantization is not None
+    assert spec.quantization.form == method
     assert told in spec.notes[-1]
     assert spec.params == parse("llama").params
 
@@ -266,26 +272,34 @@ def test_a_quantised_checkpoint_says_what_can_be_trained_over_it(
 @pytest.mark.parametrize(
     ("weights", "ignore", "scheme"),
     [
-        ({"type": "float", "num_bits": 8, "strategy": "channel"}, ["lm_head"], " fp8"),
-        ({"type": "int", "num_bits": 8, "strategy": "channel"}, ["re:.*lm_head"], " int8"),
-        ({"type": "int", "num_bits": 4, "group_size": 128}, ["lm_head", "re:.*mlp.gate$"], " int4"),
-        ({"type": "float", "num_bits": 4, "group_size": 16}, ["model.layers.0.mlp.gate", "lm_head"], " nvfp4"),
-        ({"type": "int", "num_bits": 4, "group_size": 32}, ["lm_head"], " int4 g32"),
-        ({"type": "int", "num_bits": 4, "group_size": 128, "symmetric": False}, ["lm_head"], ""),
-        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*self_attn.*"], " fp8 except self_attn"),
-        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*nobody_knows.*"], ""),
+        ({"type": "float", "num_bits": 8, "strategy": "channel"}, ["lm_head"], Stored(" fp8")),
+        ({"type": "int", "num_bits": 8, "strategy": "channel"}, ["re:.*lm_head"], Stored(" int8")),
+        ({"type": "int", "num_bits": 4, "group_size": 128}, ["lm_head", "re:.*mlp.gate$"], Stored(" int4")),
+        ({"type": "float", "num_bits": 4, "group_size": 16}, ["model.layers.0.mlp.gate", "lm_head"], Stored(" nvfp4")),
+        ({"type": "int", "num_bits": 4, "group_size": 32}, ["lm_head"], Stored(" int4", 32)),
+        ({"type": "int", "num_bits": 4, "group_size": 128, "symmetric": False}, ["lm_head"], Stored("")),
+        (
+            {"type": "float", "num_bits": 8},
+            ["lm_head", "re:.*self_attn.*"],
+            Stored(" fp8", 0, frozenset({"self_attn"})),
+        ),
+        ({"type": "float", "num_bits": 8}, ["lm_head", "re:.*nobody_knows.*"], Stored("")),
     ],
 )
-def test_schemes_of_compressed_tensors_are_told_apart(weights: dict[str, Any], ignore: list[str], scheme: str) -> None:
+def test_schemes_of_compressed_tensors_are_told_apart(
+    weights: dict[str, Any], ignore: list[str], scheme: Stored
+) -> None:
     """Where a list is not understood, or the scheme is another, it is the method alone."""
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     section = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ignore}
-    assert parse("llama", quantization_config=section).quantization == "compressed-tensors" + scheme
+    assert parse("llama", quantization_config=section).quantization == scheme._replace(
+        form=f"compressed-tensors{scheme.form}"
+    )
 
 
 def test_sections_of_other_tools_are_read_and_one_that_names_no_method_is_an_error() -> None:
-    assert parse("llama", quantization={"group_size": 64, "bits": 4}).quantization == "mlx"
-    assert parse("llama", compression_config={"config_groups": {}}).quantization == "compressed-tensors"
+    assert parse("llama", quantization={"group_size": 64, "bits": 4}).quantization == Stored("mlx")
+    assert parse("llama", compression_config={"config_groups": {}}).quantization == Stored("compressed-tensors")
     assert parse("llama", quantization="none").quantization is None
     with pytest.raises(ModelError, match=r"quantization_config\.quant_method of llama must be the name"):
         parse("llama", quantization_config={"weights": 4})

@@ -9,6 +9,7 @@ from memplan.engine.generation.weights import padded_vocabulary, rotary_bytes, w
 from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.spec.generation import Generator
+from memplan.tables.quantizations import Stored
 from memplan.units import GiB, MiB
 
 
@@ -114,7 +115,8 @@ def test_checkpoints_of_one_scheme_are_served_in_it(own: str, bits: float) -> No
     """Of a matrix of 4,096 columns: its scales are in 16 bits for 128 weights, or in 8 for 16."""
     spec = load_model("llama-3.1-8b")
     plain, packed = (
-        weights_bytes(engine()._replace(model=spec.model_copy(update={"quantization": name}))) for name in (None, own)
+        weights_bytes(engine()._replace(model=spec.model_copy(update={"quantization": name})))
+        for name in (None, Stored(own))
     )
     linears = 6_979_321_856  # of 32 layers
     assert packed == pytest.approx(plain - linears * (2 - bits / 8), rel=2e-3)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from memplan.arch.config import Config
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
-from memplan.tables.quantizations import EXCEPT
 from memplan.units import ceil_div
 
 MXFP4_BLOCK = 32
@@ -69,7 +68,7 @@ def scales(spec: ModelSpec, config: Config) -> list[str]:
     """Scales of quantised weights: one for each block of an fp8 matrix, one for 32 weights of an mxfp4 expert."""
     section = config.keys.get("quantization_config")
     section = section if isinstance(section, Mapping) else {}
-    count, method = 0, (spec.quantization or "").partition(EXCEPT)[0]
+    count, method = 0, spec.quantization.form if spec.quantization else ""
     if method == "fp8":
         block = section.get("weight_block_size") or (128, 128)
         if (

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from memplan.arch.quantised import OTHERS, TODAY, method_of, note_of, scheme_of
+from memplan.arch.quantised import OTHERS, TODAY, method_of, note_of, stored
 from memplan.errors import ModelError, UnknownArchitecture
+from memplan.tables.quantizations import Stored
 from memplan.units import words_of
 
 Scalar = int | float | bool | str | None
@@ -190,8 +191,8 @@ class Config:
             raise self.wrong(key, "one of " + ", ".join(DTYPES), value)
         return DTYPES[name]
 
-    def quantization(self) -> str | None:
-        """The method that the checkpoint is quantised by; parameters are counted as they were before it."""
+    def quantization(self) -> Stored | None:
+        """How the checkpoint is quantised; parameters are counted as they were before it."""
         given = self.keys.get(TODAY)
         if given is not None and not isinstance(given, Mapping):
             raise self.wrong(TODAY, "an object", given)
@@ -200,7 +201,7 @@ class Config:
         for section in (given, *(self.keys.get(key) for key in OTHERS)):
             if isinstance(section, Mapping) and (method := method_of(section)) is not None:
                 self.notes.append(note_of(method, section))
-                return scheme_of(method, section, self.keys)
+                return stored(method, section, self.keys)
         return None
 
 

@@ -8,7 +8,7 @@ quantised, and a base of some formats by the job's ``quantization``.
 from collections.abc import Mapping
 
 from memplan.arch.unquantised import left
-from memplan.tables.quantizations import EXCEPT
+from memplan.tables.quantizations import Stored
 
 TODAY, OTHERS = "quantization_config", ("compression_config", "quantization")
 """Keys of the section: transformers'; that of older compressed-tensors files, and that of MLX."""
@@ -26,6 +26,8 @@ SCHEMES = {
 }
 """Of compressed-tensors: weights' type, bits and group where it is the format's own, and how they are served (vLLM 0.33
 model_executor/layers/quantization/compressed_tensors/schemes/)."""
+MODELOPT = {"NVFP4": "modelopt nvfp4", "FP8": "modelopt fp8"}
+"""By ``quant_algo``."""
 
 
 def method_of(section: Mapping[str, object]) -> str | None:
@@ -70,35 +72,35 @@ def format_of(method: str, section: Mapping[str, object]) -> str | None:
     return None
 
 
-def scheme_of(method: str, section: Mapping[str, object], keys: Mapping[str, object]) -> str:
-    """The method, with the scheme of its weights where every linear has the same: ``compressed-tensors int4``, or
-    ``awq g32`` in groups of 32; and what it leaves in 16 bits: ``modelopt nvfp4 except self_attn``. Of other files, and
-    of those whose lists are not understood, the method alone."""
+def stored(method: str, section: Mapping[str, object], keys: Mapping[str, object]) -> Stored:
+    """The method, with the scheme of its weights where every linear has the same, and what it leaves in 16 bits. Of
+    other files, and of those whose lists are not understood, the method alone."""
     plain = left(section, keys)
     if plain is None:
-        return method
-    return (_scheme(method, section) or method) + (EXCEPT + ", ".join(plain) if plain else "")
+        return Stored(method)
+    scheme, group = _scheme(method, section)
+    return Stored(scheme or method, group, *plain)
 
 
-def _scheme(method: str, section: Mapping[str, object]) -> str:
-    """The scheme of the weights; empty where it is not one alone."""
+def _scheme(method: str, section: Mapping[str, object]) -> tuple[str, int]:
+    """The scheme of the weights, and their group; empty where it is not one alone."""
     if method in ("gptq", "awq"):
         bits = section.get("bits", section.get("w_bit", 4))
-        return method + _grouped(section) if bits == 4 else f"{method} of {bits} bits"
+        return (method, _group(section)) if bits == 4 else (f"{method} of {bits} bits", 0)
     if method == "modelopt":
-        return "modelopt nvfp4" if section.get("quant_algo") == "NVFP4" else ""
+        return MODELOPT.get(str(section.get("quant_algo")), ""), 0
     groups = section.get("config_groups")
     only = next(iter(groups.values())) if isinstance(groups, Mapping) and len(groups) == 1 else None
     weights = only.get("weights") if isinstance(only, Mapping) and only.get("targets") == ["Linear"] else None
     if method != "compressed-tensors" or not isinstance(weights, Mapping) or weights.get("symmetric") is False:
-        return ""
+        return "", 0
     kind, bits, group = (weights.get(key) for key in ("type", "num_bits", "group_size"))
     scheme = SCHEMES.get((str(kind), str(bits), str(group) if str(kind) == "float" and bits == 4 else ""))
-    return f"{method} {scheme}" + (_grouped(weights) if scheme == "int4" else "") if scheme else ""
+    return (f"{method} {scheme}", _group(weights) if scheme == "int4" else 0) if scheme else ("", 0)
 
 
-def _grouped(section: Mapping[str, object]) -> str:
-    """The group of weights that share a scale, where it is not the usual. A scale for a whole column (-1, or no number)
-    is no more than one for every 128: the usual group is the upper bound."""
+def _group(section: Mapping[str, object]) -> int:
+    """Weights that share a scale, where it is not the usual number. A scale for a whole column (-1, or no number) is no
+    more than one for every 128: the usual group is the upper bound."""
     group = section.get("group_size", section.get("q_group_size", 128))
-    return f" g{group}" if isinstance(group, int) and 0 < group != 128 else ""
+    return group if isinstance(group, int) and 0 < group != 128 else 0

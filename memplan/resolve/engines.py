@@ -32,7 +32,8 @@ def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = Fal
     """Raise InvalidJob for a version that is not modelled, and for degrees, formats or settings that it refuses."""
     if of.engine == "hf":
         return
-    form = of.quantization if of.quantization != "none" else of.model.quantization or ""
+    stored = of.model.quantization
+    form = of.quantization if of.quantization != "none" or stored is None else stored.form
     least = next((capability for name, capability in LEAST_CAPABILITY.items() if name in form), 0.0)
     if gpu is not None and gpu.capability < least:
         raise InvalidJob(

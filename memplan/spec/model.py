@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from memplan.spec.base import Described
 from memplan.spec.layer import AnyMixer, Front, Layer, Run
 from memplan.spec.parts import Attention, Linear, Norm, Part, add_counts
+from memplan.tables.quantizations import Stored
 
 if TYPE_CHECKING:
     from memplan.spec.encoders import Encoder, Pooler
@@ -102,8 +103,8 @@ class ModelSpec(Described):
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """The dtype that the config names, when it does."""
     max_positions: int | None = None
-    quantization: str | None = None
-    """``quant_method`` of the checkpoint, when it has one."""
+    quantization: Stored | None = None
+    """Where the checkpoint is quantised."""
     source: str = ""
     notes: tuple[str, ...] = ()
     spread: tuple[float, float] | None = None

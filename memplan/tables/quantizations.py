@@ -92,14 +92,27 @@ PLAIN_IN_NVFP4 = frozenset(("latent", "gated-delta", "state-space", "state-space
 """Kinds of mixers that checkpoints in NVFP4 leave in 16 bits, and indexers with them: NVIDIA's of DeepSeek-R1, Kimi-K2
 and GLM-5.2, RedHatAI's of Qwen3.6. Heads and embeddings are in 16 bits anywhere."""
 
-EXCEPT = " except "
-"""Between a checkpoint's format and what it leaves in 16 bits."""
+
+class Stored(NamedTuple):
+    """How a checkpoint has its linears."""
+
+    form: str
+    """The method, with the scheme of its weights where it has several: ``compressed-tensors int4``."""
+    group: int = 0
+    """Weights that share a scale, where it is not the format's usual number."""
+    plain: frozenset[str] = frozenset()
+    """Modules, and linears of modules, that are in 16 bits in every layer."""
+    layers: tuple[tuple[int, frozenset[str]], ...] = ()
+    """Those that are so in one layer beside, by its number."""
+
+
 USUAL = "usual"
 """In place of what it leaves: what published checkpoints do, where a job names the format alone."""
 DRAFT = "mtp"
 """Among what a checkpoint leaves in 16 bits: its layers that draft."""
 _GATED = ("gate_proj", "up_proj", "down_proj", "gate_up_proj")
 LEAVES = {
+    "mamba": ("in_proj", "out_proj"),
     "linear_attn": ("in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj_ba", "in_proj_b", "in_proj_a", "out_proj"),
     "self_attn": (
         *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"),
@@ -112,6 +125,7 @@ LEAVES = {
 """Linears of a layer, by the name of their module in a checkpoint."""
 MODULES = {
     "gated-delta": "linear_attn",
+    **dict.fromkeys(("state-space", "state-space-dual"), "mamba"),
     **dict.fromkeys(("attention", "shared_kv", "latent"), "self_attn"),
 }
 """By kind of mixer."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.generation.activation import activation_bytes, graph_bytes
-from memplan.engine.generation.formats import format_of
+from memplan.engine.generation.formats import served
 from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
 from memplan.engine.generation.starting import Start, reason
 from memplan.engine.generation.weights import copy_bytes, least_bytes, weights_bytes
@@ -176,7 +176,7 @@ def stranded(of: Generator, era: Era, weights: int) -> int:
     """At most, beyond its share: quantised weights that loading replaces while its pool is open. The pool keeps the
     freed blocks, which profiling takes for PyTorch's own (github.com/vllm-project/vllm/issues/40256, a 70B in AWQ:
     1.99 GiB a card more cache than without sleep; pull/49151: all but one whole copy of the weights)."""
-    replaced = era.strands and of.sleep and not of.kv_cache_memory and format_of(of) != "none"
+    replaced = era.strands and of.sleep and not of.kv_cache_memory and served(of).format != "none"
     return weights if replaced else 0
 
 

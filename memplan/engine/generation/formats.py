@@ -1,10 +1,11 @@
 """Formats that an engine serves quantised weights in: what a matrix of a checkpoint's becomes on the card."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.spec.generation import Generator
-from memplan.tables.quantizations import EXCEPT, QUANTIZATIONS, USUAL
+from memplan.tables.quantizations import QUANTIZATIONS, USUAL
 from memplan.units import ceil_div
 
 GROUP = 128
@@ -22,9 +23,9 @@ OWN_FORMATS = {
     "compressed-tensors int4": "int4",
     "compressed-tensors nvfp4": "nvfp4",
     "modelopt nvfp4": "nvfp4",
+    "modelopt fp8": "fp8",
 }
-"""Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several. One in
-four bits may have groups of its own: ``awq g32``."""
+"""Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several."""
 
 
 def _packed(name: str) -> Callable[[int, int, int], tuple[int, ...]]:
@@ -58,32 +59,32 @@ EXPERTS_ALONE = frozenset({"mxfp4"})
 
 def quantises(name: str) -> bool:
     """Whether a format is that of every linear."""
-    kind = name.partition(" g")[0]
-    return kind in FORMATS and kind not in EXPERTS_ALONE
+    return name in FORMATS and name not in EXPERTS_ALONE
 
 
-def packed(name: str, rows: int, columns: int) -> tuple[int, ...]:
-    """Bytes of what a matrix becomes: its weights, then their scales and zeros."""
-    kind, _, group = name.partition(" g")
-    return FORMATS[kind](rows, columns, int(group or GROUP))
+class Served(NamedTuple):
+    """What its weights are served in."""
+
+    format: str = "none"
+    group: int = GROUP
+    """Weights of a scale, where its format has groups."""
+    plain: frozenset[str] = frozenset()
+    """Modules and linears that stay in 16 bits: by the checkpoint's config, or as published ones in NVFP4 have it."""
+    layers: tuple[tuple[int, frozenset[str]], ...] = ()
+    """Those of single layers."""
 
 
-def format_of(of: Generator) -> str:
-    """The format that its weights are served in. Raises InvalidJob for a checkpoint's that is not modelled."""
-    if of.quantization != "none" or of.model.quantization is None:
-        return of.quantization
-    kind, separator, group = of.model.quantization.partition(EXCEPT)[0].partition(" g")
-    if kind not in OWN_FORMATS:
+def served(of: Generator) -> Served:
+    """The format that a job names, else the checkpoint's. Raises InvalidJob for one that is not modelled."""
+    asked, stored = of.quantization, of.model.quantization
+    own = OWN_FORMATS.get(stored.form) if stored else "none"
+    if asked not in ("none", own):
+        return Served(asked, plain=frozenset((USUAL,) if asked == "nvfp4" else ()))
+    if stored is None:
+        return Served()
+    if own is None:
         raise InvalidJob(
-            f"rollout.quantization: the checkpoint's own, {of.model.quantization[:40]}, is not modelled",
+            f"rollout.quantization: the checkpoint's own, {stored.form[:40]}, is not modelled",
             "give rollout.quantization fp8, int8, awq, gptq or nf4 where it is one of these",
         )
-    return OWN_FORMATS[kind] + separator + group
-
-
-def plain_of(of: Generator) -> frozenset[str]:
-    """Modules and linears that stay in 16 bits: by the checkpoint's config, or as published ones in NVFP4 have it."""
-    kind, _, told = (of.model.quantization or "").partition(EXCEPT)
-    if of.quantization not in ("none", OWN_FORMATS.get(kind)):
-        return frozenset((USUAL,) if of.quantization == "nvfp4" else ())
-    return frozenset(told.split(", ") if told else ())
+    return Served(own, stored.group or GROUP, stored.plain, stored.layers)

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from memplan.engine.generation.formats import packed, quantises
+from memplan.engine.generation.formats import FORMATS, quantises
 from memplan.spec.parts import FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_HOPPER
 from memplan.tables.quantizations import MODULES
@@ -38,6 +38,8 @@ class Rank(NamedTuple):
     """Ranks that the experts are divided over."""
     itemsize: int
     format: str
+    group: int = 0
+    """Weights of a scale, where its format has groups."""
     tensor_of_experts: int = 1
     """Of them, those that divide each expert's inner features."""
     padding: Padding = Padding()
@@ -55,11 +57,15 @@ class Rank(NamedTuple):
         """Whether a linear of a module is in its format."""
         return not {module, f"{module}.{linear}"} & self.plain
 
+    def packed(self, rows: int, columns: int) -> Tensors:
+        """What a quantised matrix becomes: its weights, then their scales and zeros."""
+        return FORMATS[self.format](rows, columns, self.group)
+
     def matrix(self, linear: Linear, ranks: int, rows: int = 0, quantised: bool = True) -> Tensors:
         """Of a linear of which ``ranks`` ranks hold a part each; ``rows`` of them here, where given: weights, scales
         and a bias."""
         rows = rows or linear.outputs // ranks or 1
         bias = (rows * self.itemsize,) if linear.bias else ()
         if quantised and quantises(self.format):
-            return *packed(self.format, rows, linear.inputs), *bias
+            return *self.packed(rows, linear.inputs), *bias
         return rows * linear.inputs * self.itemsize, *bias

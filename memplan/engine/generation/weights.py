@@ -3,11 +3,12 @@ quantised matrices with their scales. Its tensors in the order in which they are
 be played over them (``loading.py``)."""
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import chain, repeat, zip_longest
 from math import prod
 
 from memplan.engine.generation.cells import drafting_layer
-from memplan.engine.generation.formats import format_of, packed, plain_of, quantises
+from memplan.engine.generation.formats import quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
 from memplan.engine.generation.rank import MXFP4, Padding, Rank, Tensors
 from memplan.spec.generation import Draft, Generator
@@ -16,7 +17,7 @@ from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_ADA, BEFORE_HOPPER, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
-from memplan.tables.quantizations import DRAFT, PLAIN_IN_NVFP4, USUAL
+from memplan.tables.quantizations import DRAFT, PLAIN_IN_NVFP4, USUAL, Stored
 from memplan.units import ceil_div, round_up
 
 VOCABULARY_PADDING = 64
@@ -48,9 +49,9 @@ def weights_bytes(of: Generator, gpu: Gpu | None = None) -> int:
 
 def least_bytes(of: Generator, gpu: Gpu | None = None) -> int:
     """The same, where a format that a job names alone leaves nothing in 16 bits."""
-    if USUAL not in plain_of(of):
+    if USUAL not in served(of).plain:
         return weights_bytes(of, gpu)
-    whole = of.model.model_copy(update={"quantization": "modelopt nvfp4"})
+    whole = of.model.model_copy(update={"quantization": Stored("modelopt nvfp4")})
     return weights_bytes(of._replace(quantization="none", model=whole), gpu)
 
 
@@ -69,7 +70,8 @@ def _loading(of: Generator, gpu: Gpu | None) -> tuple[Tensors, Loads]:
 def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     """Embedding, tower, layers, what drafts, the rest and the head; of several pipeline stages the fullest's."""
     spec, tensor = of.model, of.tensor_parallel
-    rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, format_of(of), plain=plain_of(of))
+    form = served(of)
+    rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, form.format, form.group, plain=form.plain)
     rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor)
     if of.model.family in FP32_ROUTERS:  # of transformers alone
         rank = rank._replace(router_itemsize=of.itemsize)
@@ -78,7 +80,7 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     if architecture in BEFORE_ADA:
         rank = rank._replace(format={"fp8": "fp8-columns"}.get(rank.format, rank.format))
     if architecture == "9.0" and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
-        rank = rank._replace(format=rank.format.replace("awq", "machete"))
+        rank = rank._replace(format={"awq": "machete"}.get(rank.format, rank.format))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
     stages = of.pipeline_parallel
@@ -87,7 +89,9 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     if alone or first + sum(whole) >= last:
         yield first
         yield from whole
-    layers = chain.from_iterable(repeat(_layer(run.layer, rank), run.count) for run in (*spec.runs, *spec.resting))
+    each = chain.from_iterable(repeat(run.layer, run.count) for run in (*spec.runs, *spec.resting))
+    apart, held = dict(form.layers), cache(lambda layer, plain: _layer(layer, rank._replace(plain=rank.plain | plain)))
+    layers = (held(layer, apart.get(number, frozenset())) for number, layer in enumerate(each))
     yield from chain.from_iterable(list(layers)[: ceil_div(spec.num_layers, stages) if stages > 1 else None])
     yield from filter(None, (_adapters(of) // stages,))
     yield from _draft(of, rank)
@@ -233,7 +237,7 @@ def _experts(experts: Experts, rank: Rank) -> Iterator[int]:
             yield count * rows * columns * rank.itemsize
             continue
         columns = width if down else round_up(inputs[0], hidden)
-        weights, *scales = packed(rank.format, rows, columns)
+        weights, *scales = rank.packed(rows, columns)
         yield count * weights
         yield from (count * size * round_up(rows, rows_of_scales) // rows for size in scales)
 
