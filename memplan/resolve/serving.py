@@ -150,7 +150,7 @@ def _quantization(rollout: Rollout, spec: ModelSpec, notes: Notes) -> str:
         notes.assume("rollout.quantization: mxfp4, as the checkpoint is published (none: in 16 bits)")
         return "mxfp4"
     if spec.quantization is not None and rollout.quantization in (None, "none"):
-        notes.assume(f"rollout.quantization: the checkpoint's own, {spec.quantization[:120]}")
+        notes.assume(f"rollout.quantization: the checkpoint's own, {spec.quantization.words[:120]}")
     if rollout.quantization not in (None, "none", "mxfp4"):
         mixed = rollout.quantization == "nvfp4" and any(part.kind in PLAIN_IN_NVFP4 for part in spec.mixers)
         left = "linear and latent attention, embedding and head" if mixed else "embedding and head"

@@ -105,6 +105,12 @@ class Stored(NamedTuple):
     layers: tuple[tuple[int, frozenset[str]], ...] = ()
     """Those that are so in one layer beside, by its number."""
 
+    @property
+    def words(self) -> str:
+        """As a report says it."""
+        plain = self.plain.union(*(names for _, names in self.layers))
+        return self.form + f" g{self.group}" * bool(self.group) + f" except {', '.join(sorted(plain))}" * bool(plain)
+
 
 USUAL = "usual"
 """In place of what it leaves: what published checkpoints do, where a job names the format alone."""
