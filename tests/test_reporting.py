@@ -71,7 +71,7 @@ def small() -> Ledger:
     found = Ledger(("policy.forward", "policy.loss-backward", "step.optimizer"))
     found.add("weights", "weights", 100)
     found.add("activations", "activations", 50, "policy.forward", "policy.forward", low=20, high=80)
-    found.add("gradients", "gradients", 30, "policy.loss-backward", template="4 · N", numbers=(4, 7.5))
+    found.add("gradients", "gradients", 30, "policy.loss-backward").formula("4 · N", 4, 7.5)
     return found
 
 

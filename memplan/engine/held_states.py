@@ -9,6 +9,7 @@ from memplan.engine.build import SECTIONS
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic_engine import has_critic_engine, parted
 from memplan.engine.host_copies import locked
+from memplan.engine.ledger import NO_ROW, Entry
 from memplan.engine.tensors import Weight
 from memplan.engine.totals import Adding, remembered
 from memplan.spec.generation import Away, Generator
@@ -82,14 +83,15 @@ class _Sorting(Adding):
 
     def add(
         self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **rest: Any
-    ) -> None:
+    ) -> Entry:
         """Add what is on the card throughout."""
         if born or dies or at or rest.get("place", "gpu") != "gpu" or rest.get("meter", "allocated") != "allocated":
-            return
+            return NO_ROW
         critic = CRITIC in name
         self.found[critic, KINDS.get(category, "parameters")] += size
         if category == LATE:
             self.found[critic, "late"] += size
+        return NO_ROW
 
 
 def _held(parts: Any, sections: Any) -> Held:

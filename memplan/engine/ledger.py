@@ -56,6 +56,30 @@ def _figure(number: object) -> str:
     return f"{number:,}" if isinstance(number, int) else str(number)
 
 
+class Entry:
+    """A row that was just entered, to say more of it; or none, of which nothing is said."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def formula(self, template: str, *numbers: object) -> "Entry":
+        """Its formula in names, and the job's figures in the order of these."""
+        if self._rows:
+            row = self._rows[-1]
+            self._rows[-1] = Row(*row[:7], template, numbers, *row[9:])
+        return self
+
+    def since(self, why: str = "", source: str = "") -> "Entry":
+        """Why it is there, and what says so."""
+        if self._rows:
+            row = self._rows[-1]
+            self._rows[-1] = Row(*row[:9], why, source, *row[11:])
+        return self
+
+
+NO_ROW = Entry([])
+
+
 class Ledger:
     """Rows over a schedule. Without ``detailed``, what a tape holds is entered in one row an instant: enough for
     totals."""
@@ -65,6 +89,7 @@ class Ledger:
         self.schedule = tuple(schedule)
         self.index = {name: position for position, name in enumerate(self.schedule)}
         self.rows: list[Row] = []
+        self._entered = Entry(self.rows)
 
     def add(
         self,
@@ -77,23 +102,19 @@ class Ledger:
         at: str = "",
         place: str = "gpu",
         meter: str = "allocated",
-        template: str = "",
-        numbers: tuple[object, ...] = (),
-        why: str = "",
-        source: str = "",
         low: int = -1,
         high: int = -1,
-    ) -> None:
+    ) -> Entry:
         """Enter a row, alive from ``born`` to ``dies`` (both included; the whole step where not given), or ``at`` one
         instant alone. Nothing is no row."""
         if not size and high <= 0:
-            return
+            return NO_ROW
         first = self.index[at or born] if at or born else 0
         last = self.index[at or dies] if at or dies else len(self.schedule) - 1
-        if first <= last:
-            self.rows.append(
-                Row(name, category, size, first, last, place, meter, template, numbers, why, source, low, high)
-            )
+        if first > last:
+            return NO_ROW
+        self.rows.append(Row(name, category, size, first, last, place, meter, low=low, high=high))
+        return self._entered
 
     def after(self, instant: str) -> str:
         """The instant that follows."""

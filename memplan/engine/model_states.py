@@ -108,26 +108,14 @@ def enter_optimizer(
     template, over = f"elements{_over(shards)} × state bytes", max(elements, 1)
     if paged:
         ledger.add(
-            f"paged {optimizer.title} states{of_owner}",
-            "optimizer_states",
-            paged,
-            place="host",
-            meter="managed",
-            template=template,
-            numbers=(elements, round(paged / over, 4)),
-            why="managed memory, which the driver moves between host and card; torch's allocator does not see it",
-            source=f"{optimizer.source}; get_state_buffer: tensors of 100,000 elements and more",
+            f"paged {optimizer.title} states{of_owner}", "optimizer_states", paged, place="host", meter="managed"
+        ).formula(template, elements, round(paged / over, 4)).since(
+            "managed memory, which the driver moves between host and card; torch's allocator does not see it",
+            f"{optimizer.source}; get_state_buffer: tensors of 100,000 elements and more",
         )
-    ledger.add(
-        f"{optimizer.title} states{of_owner}",
-        "optimizer_states",
-        size,
-        place=place_of(recipe),
-        template=template,
-        numbers=(elements, round(size / over, 4)),
-        why="kept between steps from the first step on",
-        source=optimizer.source,
-    )
+    ledger.add(f"{optimizer.title} states{of_owner}", "optimizer_states", size, place=place_of(recipe)).formula(
+        template, elements, round(size / over, 4)
+    ).since("kept between steps from the first step on", optimizer.source)
 
 
 def _enter_stored(
@@ -142,10 +130,9 @@ def _enter_stored(
             category,
             host_bytes(recipe, same, itemsize) if recipe.sharding.fsdp.cpu_offload else elements * itemsize,
             place=place_of(recipe),
-            template=f"elements{_over(held.parameter_shards)} × bytes",
-            numbers=(elements, itemsize),
-            why=why or f"stored in {itemsize} bytes per element ({recipe.storage.precision.name})",
-            source="MEMORY_ESTIMATION.md, parameters",
+        ).formula(f"elements{_over(held.parameter_shards)} × bytes", elements, itemsize).since(
+            why or f"stored in {itemsize} bytes per element ({recipe.storage.precision.name})",
+            "MEMORY_ESTIMATION.md, parameters",
         )
 
 
@@ -187,10 +174,8 @@ def enter_frozen(ledger: Ledger, recipe: Recipe, frozen: list[Weight], held: Hel
             0,
             low=0,
             high=KERNEL_COPIES * largest * base.compute_itemsize,
-            template="copies × largest matrix × bytes",
-            numbers=(KERNEL_COPIES, largest, base.compute_itemsize),
-            why="which kernel runs depends on what is installed: a band, nothing expected",
-            source=base.scheme.source,
+        ).formula("copies × largest matrix × bytes", KERNEL_COPIES, largest, base.compute_itemsize).since(
+            "which kernel runs depends on what is installed: a band, nothing expected", base.scheme.source
         )
 
 
@@ -227,16 +212,9 @@ def enter_quantised(
         ),
         ("scales of the quantised weights", scales, "gpu", "scales, zeros and codes, rounded up to 512 bytes a tensor"),
     ):
-        ledger.add(
-            f"{label} of {owner}",
-            category,
-            size,
-            place=where,
-            template="elements × bytes per element",
-            numbers=(elements, round(size / max(elements, 1), 6)),
-            why=why,
-            source=scheme.source,
-        )
+        ledger.add(f"{label} of {owner}", category, size, place=where).formula(
+            "elements × bytes per element", elements, round(size / max(elements, 1), 6)
+        ).since(why, scheme.source)
     return packed + scales
 
 

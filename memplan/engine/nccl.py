@@ -167,13 +167,5 @@ def enter_communicators(ledger: Ledger, recipe: Recipe, processes: int = 1) -> N
             found = communicator_bytes(group, gpu, position == 0)
         low, expected, high = (each * processes for each in found)
         ledger.add(
-            f"communication buffers, {group.name}",
-            "communication",
-            expected,
-            meter="device",
-            low=low,
-            high=high,
-            template=template,
-            why=f"a communicator of {group.size:,} ranks, {group.pattern}: {why}",
-            source=source,
-        )
+            f"communication buffers, {group.name}", "communication", expected, meter="device", low=low, high=high
+        ).formula(template).since(f"a communicator of {group.size:,} ranks, {group.pattern}: {why}", source)

@@ -54,31 +54,22 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
             "matmul workspace",
             "workspaces",
             handles * workspace_bytes(gpu),
-            template="handles × bytes, a handle for each thread",
-            numbers=(handles, workspace_bytes(gpu)),
-            why="cuBLAS or hipBLAS takes it from torch's allocator, forward in one thread and backward in another",
-            source="torch aten/src/ATen/cuda/CublasHandlePool.cpp",
             low=handles * CUBLAS_SMALL_BYTES if gpu.vendor == "custom" else -1,
+        ).formula("handles × bytes, a handle for each thread", handles, workspace_bytes(gpu)).since(
+            "cuBLAS or hipBLAS takes it from torch's allocator, forward in one thread and backward in another",
+            "torch aten/src/ATen/cuda/CublasHandlePool.cpp",
         )
     if gpu is not None and gpu.vendor == "amd":
-        ledger.add(
-            "hipBLASLt workspace",
-            "workspaces",
-            HIPBLASLT_BYTES,
-            template="per handle and stream",
-            why="products with a bias, and those that a tuned hipBLASLt runs",
-            source="torch aten/src/ATen/cuda/CublasHandlePool.cpp: HIPBLASLT_WORKSPACE_SIZE",
-            low=0,
+        ledger.add("hipBLASLt workspace", "workspaces", HIPBLASLT_BYTES, low=0).formula("per handle and stream").since(
+            "products with a bias, and those that a tuned hipBLASLt runs",
+            "torch aten/src/ATen/cuda/CublasHandlePool.cpp: HIPBLASLT_WORKSPACE_SIZE",
         )
     if recipe.storage.precision.name == "fp16-amp" and recipe.zero_stage < 0:
-        ledger.add(
-            "loss scaler",
-            "buffers",
-            SCALER_TENSORS * GPU_ROUNDING,
-            template="tensors × 512",
-            numbers=(SCALER_TENSORS, GPU_ROUNDING),
-            why="its scale, its tracker, and whether an infinity was found: one number each",
-            source="torch 2.13 amp/grad_scaler.py",
+        ledger.add("loss scaler", "buffers", SCALER_TENSORS * GPU_ROUNDING).formula(
+            "tensors × 512", SCALER_TENSORS, GPU_ROUNDING
+        ).since(
+            "its scale, its tracker, and whether an infinity was found: one number each",
+            "torch 2.13 amp/grad_scaler.py",
         )
     count = processes(recipe)
     low, expected, high = (count * each for each in context_bytes(gpu))
@@ -89,9 +80,8 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
         meter="device",
         low=low,
         high=high,
-        template="bytes × processes" if count > 1 else "per process",
-        why="the driver's context grows as kernels load",
-        source=context_of(gpu).source,
+    ).formula("bytes × processes" if count > 1 else "per process").since(
+        "the driver's context grows as kernels load", context_of(gpu).source
     )
     enter_communicators(ledger, recipe, count)
 

@@ -125,10 +125,8 @@ def enter_residents(ledger: Ledger, recipe: Recipe) -> None:
                 category,
                 elements * itemsize,
                 place="host" if model.sharded and recipe.sharding.fsdp.cpu_offload else "gpu",
-                template=f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes",
-                numbers=(elements, itemsize),
-                why=_why(model, shards),
-                source="MEMORY_ESTIMATION.md, reference and other models",
+            ).formula(f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes", elements, itemsize).since(
+                _why(model, shards), "MEMORY_ESTIMATION.md, reference and other models"
             )
 
 
@@ -140,15 +138,11 @@ def enter_waiting_reference(ledger: Ledger, recipe: Recipe) -> None:
     own = recipe._replace(adapter=None)
     e, sizes = recipe.storage.precision.weights, parameter_sizes(own, model_weights(recipe.model))
     elements, buffers = sum(size * copies for size, copies in sizes), 1 + (recipe.wrapper == "fsdp")
-    ledger.add(
-        "reference on the host",
-        "reference",
-        copied(elements * e, sizes, e) * buffers,
-        place="host",
-        template="elements of this rank × bytes",
-        numbers=(elements, e),
-        why="its weights are page-locked, each in a block of a power of two, and sent to the card for its forward",
-        source=recipe.trainer.source,
+    ledger.add("reference on the host", "reference", copied(elements * e, sizes, e) * buffers, place="host").formula(
+        "elements of this rank × bytes", elements, e
+    ).since(
+        "its weights are page-locked, each in a block of a power of two, and sent to the card for its forward",
+        recipe.trainer.source,
     )
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from memplan.engine.build import SECTIONS, Parts, _enter_sharding
-from memplan.engine.ledger import Ledger
+from memplan.engine.ledger import NO_ROW, Entry, Ledger
 from memplan.engine.memo import MOST, Reading, Remembered, Values
 from memplan.spec.recipe import Recipe
 
@@ -74,16 +74,12 @@ class Adding(Ledger):
         at: str = "",
         place: str = "gpu",
         meter: str = "allocated",
-        template: str = "",
-        numbers: tuple[object, ...] = (),
-        why: str = "",
-        source: str = "",
         low: int = -1,
         high: int = -1,
-    ) -> None:
+    ) -> Entry:
         """Add to the sums of the row's meter and place."""
         if not size and high <= 0:
-            return
+            return NO_ROW
         born, dies = at or born, at or dies
         figures = size if low < 0 else low, size, size if high < 0 else high
         whole, first, last, end = not born and not dies, 0, 0, 0
@@ -92,7 +88,7 @@ class Adding(Ledger):
             first = self.index[born] if born else 0
             last = self.index[dies] if dies else end
             if first > last:
-                return
+                return NO_ROW
         sums = self.kinds.get((meter, place))
         if sums is None:
             sums = self.kinds[meter, place] = _Open()
@@ -101,12 +97,13 @@ class Adding(Ledger):
         if whole:
             for i in range(3):
                 sums.whole[i] += figures[i]
-            return
+            return NO_ROW
         if not sums.changes:
             sums.changes = tuple([0] * (end + 2) for _ in range(3))
         for changes, figure in zip(sums.changes, figures, strict=True):
             changes[first] += figure
             changes[last + 1] -= figure
+        return NO_ROW
 
     def closed(self) -> dict[Kind, Sums]:
         """The sums of what was added."""
@@ -120,10 +117,9 @@ class Lasting(Adding):
 
     def add(
         self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **more: Any
-    ) -> None:
+    ) -> Entry:
         """Add what names no instant."""
-        if not (born or dies or at):
-            super().add(name, category, size, **more)
+        return NO_ROW if born or dies or at else super().add(name, category, size, **more)
 
     def after(self, instant: str) -> str:
         """Any."""

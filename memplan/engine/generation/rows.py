@@ -16,18 +16,9 @@ def engine_ledger(of: Generator, gpu: Gpu) -> Ledger:
     ledger, found, era = Ledger((START, GENERATE)), engine_figures(of, gpu), era_of(of.engine, of.version)
 
     def enter(name: str, category: str, band: Band, why: str, meter: str = "allocated", born: str = "") -> None:
-        ledger.add(
-            name,
-            category,
-            band.expected,
-            born,
-            meter=meter,
-            template=TEMPLATES.get(name, ""),
-            why=why,
-            source=era.source,
-            low=band.low,
-            high=band.high,
-        )
+        ledger.add(name, category, band.expected, born, meter=meter, low=band.low, high=band.high).formula(
+            TEMPLATES.get(name, "")
+        ).since(why, era.source)
 
     graphs, context = graphs_on(of, era, gpu), context_of(gpu)
     enter("engine's weights", "parameters", _exact(found.weights), f"{of.tensor_parallel} ranks share them")

@@ -110,11 +110,10 @@ def _enter_waiting(ledger: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
             int(of_layer * layers * others),
             FORWARD,
             ledger.schedule[-2],
-            template="bytes of a layer × layers × micro-batches",
-            numbers=(of_layer, layers, others),
             high=_high(s, (held for _, held in _rows(s, chunk)), layers * others),
-            why="they went forward and wait for their gradients from the stages behind",
-            source="megatron-core 0.14 pipeline_parallel/schedules.py: get_pp_rank_microbatches",
+        ).formula("bytes of a layer × layers × micro-batches", of_layer, layers, others).since(
+            "they went forward and wait for their gradients from the stages behind",
+            "megatron-core 0.14 pipeline_parallel/schedules.py: get_pp_rank_microbatches",
         )
 
 
@@ -134,16 +133,9 @@ def _enter_others(ledger: Ledger, s: Shape, chunk: Chunk, but: int, until: str) 
     category = "checkpoints" if chunk.recomputed else "activations"
     for step, held in _rows(s, chunk):
         ledger.add(
-            held.name,
-            category,
-            int(held.bytes * layers),
-            FORWARD,
-            until,
-            template=f"layers·{held.template}",
-            numbers=(layers, *held.factors),
-            high=_high(s, (held,), layers),
-            why=WHY_KEPT,
-            source=RECOMPUTE if chunk.recomputed else step.source,
+            held.name, category, int(held.bytes * layers), FORWARD, until, high=_high(s, (held,), layers)
+        ).formula(f"layers·{held.template}", layers, *held.factors).since(
+            WHY_KEPT, RECOMPUTE if chunk.recomputed else step.source
         )
 
 
@@ -191,23 +183,13 @@ def _enter_kept(ledger: Ledger, s: Shape, unit: Unit, step: Step, held: Held, li
         held.bytes * layers,
         again or life[0],
         life[1],
-        template=f"layers·{held.template}" if many else held.template,
-        numbers=(layers, *held.factors) if many else held.factors,
         high=_high(s, (held,), layers),
-        why="made again for backward" if again else WHY_KEPT,
-        source=RECOMPUTE if again else step.source,
-    )
+    ).formula(
+        f"layers·{held.template}" if many else held.template, *((layers, *held.factors) if many else held.factors)
+    ).since("made again for backward" if again else WHY_KEPT, RECOMPUTE if again else step.source)
 
 
 def _moment(ledger: Ledger, s: Shape, step: Step, held: Held, instant: str) -> None:
-    ledger.add(
-        held.name,
-        "activations",
-        held.bytes,
-        at=instant,
-        template=held.template,
-        numbers=held.factors,
-        high=_high(s, (held,)),
-        why=WHY_MOMENT,
-        source=step.source,
-    )
+    ledger.add(held.name, "activations", held.bytes, at=instant, high=_high(s, (held,))).formula(
+        held.template, *held.factors
+    ).since(WHY_MOMENT, step.source)

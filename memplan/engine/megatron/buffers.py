@@ -84,16 +84,9 @@ def _enter_boundaries(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
         _whole(ledger, held.name, "buffers", held.bytes, held.template, held.factors, why, SCHEDULE)
     if not degrees.last:
         update = ledger.schedule[len(instants_of_scores(recipe)) :]
-        ledger.add(
-            "gradient that came from the stage behind",
-            "buffers",
-            held.bytes,
-            *update[:2],
-            template=held.template,
-            numbers=held.factors,
-            why="the schedule's variable, over the next forward",
-            source=SCHEDULE,
-        )
+        ledger.add("gradient that came from the stage behind", "buffers", held.bytes, *update[:2]).formula(
+            held.template, *held.factors
+        ).since("the schedule's variable, over the next forward", SCHEDULE)
 
 
 def _enter_stacked(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
@@ -101,16 +94,11 @@ def _enter_stacked(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
     keeps is a view of it."""
     waiting = in_flight(recipe.parallel, recipe.batch.accumulation, 0)
     held = te.stream(s, "the reference's half of what was received")
-    ledger.add(
-        held.name,
-        "activations",
-        held.bytes * waiting,
-        ledger.schedule[0],
-        ledger.schedule[-2],
-        template=f"micro-batches·{held.template}",
-        numbers=(waiting, *held.factors),
-        why="one tensor with the policy's half, which is saved",
-        source="MindSpeed-LLM tasks/posttrain/dpo: actual_micro_batch_size, four times micro_batch_size",
+    ledger.add(held.name, "activations", held.bytes * waiting, ledger.schedule[0], ledger.schedule[-2]).formula(
+        f"micro-batches·{held.template}", waiting, *held.factors
+    ).since(
+        "one tensor with the policy's half, which is saved",
+        "MindSpeed-LLM tasks/posttrain/dpo: actual_micro_batch_size, four times micro_batch_size",
     )
 
 
@@ -143,7 +131,7 @@ def _whole(
     why: str,
     source: str,
 ) -> None:
-    ledger.add(name, category, size, template=template, numbers=numbers, why=why, source=source)
+    ledger.add(name, category, size).formula(template, *numbers).since(why, source)
 
 
 def enter_surroundings(ledger: Ledger, recipe: Recipe) -> None:
@@ -156,12 +144,9 @@ def enter_surroundings(ledger: Ledger, recipe: Recipe) -> None:
     size = TE_WORKSPACE[0 if large else 1]
     grouped = any(layer.experts is not None for layer in (run.layer for run in recipe.model.runs))
     count = 1 + (STREAMS if grouped else 0)
-    ledger.add(
-        "Transformer Engine's workspaces",
-        "workspaces",
-        size * count,
-        template="workspaces × bytes",
-        numbers=(count, size),
-        why="of its own matmuls, beside torch's" + (", and of each stream of grouped ones" if grouped else ""),
-        source="TransformerEngine 2.11 pytorch/cpp_extensions/gemm.py",
+    ledger.add("Transformer Engine's workspaces", "workspaces", size * count).formula(
+        "workspaces × bytes", count, size
+    ).since(
+        "of its own matmuls, beside torch's" + (", and of each stream of grouped ones" if grouped else ""),
+        "TransformerEngine 2.11 pytorch/cpp_extensions/gemm.py",
     )

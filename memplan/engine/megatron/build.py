@@ -152,9 +152,7 @@ SECTIONS: tuple[Callable[[Ledger, MegatronParts], None], ...] = (
 
 
 def _add(ledger: Ledger, held: Held, category: str, life: tuple[str, str], why: str, source: str) -> None:
-    ledger.add(
-        held.name, category, held.bytes, *life, template=held.template, numbers=held.factors, why=why, source=source
-    )
+    ledger.add(held.name, category, held.bytes, *life).formula(held.template, *held.factors).since(why, source)
 
 
 OF_TOWER = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, images"
@@ -189,27 +187,22 @@ def enter_vision(ledger: Ledger, trace: TowerTrace | None, in_flight: int) -> No
         kept * in_flight,
         TOWER_FORWARD,
         TOWER_BACKWARD if trace.backward else TOWER_FORWARD,
-        template="saved by its blocks × micro-batches in flight",
-        numbers=(kept, in_flight),
-        why="kept for the tower's backward, which comes after that of the layers",
-        source=OF_TOWER,
+    ).formula("saved by its blocks × micro-batches in flight", kept, in_flight).since(
+        "kept for the tower's backward, which comes after that of the layers", OF_TOWER
     )
     for name, size, at in (
         ("vision tower, forward", max(0, trace.forward - kept), TOWER_FORWARD),
         ("vision tower, backward", max(0, (trace.alone or trace.backward) - kept), TOWER_BACKWARD),
     ):
         if size:
-            ledger.add(name, "activations", size, at=at, why="the most within it", source=OF_TOWER)
+            ledger.add(name, "activations", size, at=at).since("the most within it", OF_TOWER)
     ledger.add(
         "image tokens, held by the model's outputs",
         "activations",
         trace.outputs + trace.locals,
         TOWER_FORWARD,
         "policy.layer-forward",
-        template="image tokens × h × bytes",
-        why="until they are put into the embedded sequence",
-        source=OF_TOWER,
-    )
+    ).formula("image tokens × h × bytes").since("until they are put into the embedded sequence", OF_TOWER)
 
 
 def enter_references(ledger: Ledger, recipe: Recipe) -> None:
@@ -223,21 +216,14 @@ def enter_references(ledger: Ledger, recipe: Recipe) -> None:
             f"{model.role} model {model.spec.name}",
             model.role if model.role == "reference" else "extra_models",
             elements * model.itemsize,
-            template="elements of this rank × bytes",
-            numbers=(elements, model.itemsize),
-            why="a second model on every rank, divided as the policy is",
-            source="MindSpeed-LLM tasks/posttrain/dpo/dpo_trainer.py",
+        ).formula("elements of this rank × bytes", elements, model.itemsize).since(
+            "a second model on every rank, divided as the policy is", "MindSpeed-LLM tasks/posttrain/dpo/dpo_trainer.py"
         )
     if recipe.others.reference == "offloaded":
         chunks = chunks_of(recipe.model, degrees, settings, 1, False)
         elements = sum(share.elements for share in rank_shares(recipe.model, degrees, settings, chunks))
         ledger.add(
-            "reference on the host",
-            "reference",
-            elements * recipe.storage.precision.weights,
-            place="host",
-            template="elements of this rank × bytes",
-            numbers=(elements, recipe.storage.precision.weights),
-            why="its weights are swapped into the policy's model for its forward",
-            source=recipe.trainer.source,
+            "reference on the host", "reference", elements * recipe.storage.precision.weights, place="host"
+        ).formula("elements of this rank × bytes", elements, recipe.storage.precision.weights).since(
+            "its weights are swapped into the policy's model for its forward", recipe.trainer.source
         )

@@ -62,15 +62,9 @@ def enter_scores(ledger: Ledger, parts: MegatronParts) -> None:
         shares = rank_shares(recipe.model, degrees, recipe.megatron, chunks)
         factors = (sum(share.elements for share in shares), recipe.storage.precision.weights)
         ledger.add(
-            "reference on the card for its pass",
-            "reference",
-            factors[0] * factors[1],
-            instants[-2],
-            instants[-1],
-            template="elements of this rank × bytes",
-            numbers=factors,
-            why="a model of its own, beside the policy's",
-            source=recipe.trainer.source,
+            "reference on the card for its pass", "reference", factors[0] * factors[1], instants[-2], instants[-1]
+        ).formula("elements of this rank × bytes", *factors).since(
+            "a model of its own, beside the policy's", recipe.trainer.source
         )
 
 
@@ -87,9 +81,7 @@ def _add(ledger: Ledger, held: Held, instant: str, more: float = 1) -> None:
         "logits" if "V" in held.template or held.template == "bytes" else "activations",
         held.bytes,
         at=instant,
-        template=held.template,
-        numbers=held.factors,
         high=int(held.bytes * more) if more > 1 else -1,
-        why=WHY,
-        source="megatron-core 0.14 pipeline_parallel/schedules.py: forward_only",
+    ).formula(held.template, *held.factors).since(
+        WHY, "megatron-core 0.14 pipeline_parallel/schedules.py: forward_only"
     )

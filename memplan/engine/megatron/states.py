@@ -104,14 +104,9 @@ def _enter_frozen(ledger: Ledger, recipe: Recipe, shares: Sequence[Share]) -> No
     """The base under LoRA, which no buffer takes."""
     elements = sum(share.elements for share in shares if not share.trained)
     e = recipe.storage.precision.weights
-    ledger.add(
-        "frozen weights",
-        "parameters",
-        elements * e,
-        template="elements × bytes",
-        numbers=(elements, e),
-        why="this rank's part of the base: without gradients, main weights or moments",
-        source="megatron-core 0.14 distributed/distributed_data_parallel.py: if not param.requires_grad: continue",
+    ledger.add("frozen weights", "parameters", elements * e).formula("elements × bytes", elements, e).since(
+        "this rank's part of the base: without gradients, main weights or moments",
+        "megatron-core 0.14 distributed/distributed_data_parallel.py: if not param.requires_grad: continue",
     )
 
 
@@ -122,33 +117,17 @@ def _enter_weights(ledger: Ledger, recipe: Recipe, buffer: Buffer, shares: Seque
     wide = buffer.elements - (narrow if recipe.megatron.fp8_param_gather else 0)
     if fp8 and narrow:
         instead = recipe.megatron.fp8_param_gather
-        ledger.add(
-            f"weights in FP8{buffer.label}",
-            "buffers",
-            int(narrow * fp8.weight),
-            template="elements of products × bytes",
-            numbers=(narrow, fp8.weight),
-            why="in place of half-precision ones" if instead else "copies, made in a step's first micro-batch and kept",
-            source=FP8,
+        ledger.add(f"weights in FP8{buffer.label}", "buffers", int(narrow * fp8.weight)).formula(
+            "elements of products × bytes", narrow, fp8.weight
+        ).since(
+            "in place of half-precision ones" if instead else "copies, made in a step's first micro-batch and kept", FP8
         )
-    ledger.add(
-        f"weights{buffer.label}",
-        "parameters",
-        wide * e,
-        template="elements × bytes",
-        numbers=(wide, e),
-        why="this rank's part of the model; the distributed optimizer gathers them in place",
-        source=source,
+    ledger.add(f"weights{buffer.label}", "parameters", wide * e).formula("elements × bytes", wide, e).since(
+        "this rank's part of the model; the distributed optimizer gathers them in place", source
     )
-    ledger.add(
-        f"gradient buffer{buffer.label}",
-        "gradients",
-        buffer.elements * g,
-        template="elements × bytes",
-        numbers=(buffer.elements, g),
-        why="one contiguous buffer, there from the start, reduced in place",
-        source=source,
-    )
+    ledger.add(f"gradient buffer{buffer.label}", "gradients", buffer.elements * g).formula(
+        "elements × bytes", buffer.elements, g
+    ).since("one contiguous buffer, there from the start, reduced in place", source)
 
 
 def gradient_itemsize(recipe: Recipe) -> int:
@@ -185,49 +164,34 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, buffer: Buffer, last_instan
         for place, part, size in (("gpu", here, itemsize), ("host", away, FP32)):
             numbers: tuple[object, ...] = (buffer.shard, size)
             ledger.add(
-                f"{name}{buffer.label}",
-                category,
-                int(buffer.shard * size * part) if itemsize else 0,
-                place=place,
-                template=f"elements{ranks} × bytes" + (" × share" if away else ""),
-                numbers=(*numbers, round(part, 4)) if away else numbers,
-                why="fp32 of what this rank steps on" if size == FP32 else "of what this rank steps on",
-                source=source if place == "gpu" else OFFLOADED,
+                f"{name}{buffer.label}", category, int(buffer.shard * size * part) if itemsize else 0, place=place
+            ).formula(
+                f"elements{ranks} × bytes" + (" × share" if away else ""),
+                *((*numbers, round(part, 4)) if away else numbers),
+            ).since(
+                "fp32 of what this rank steps on" if size == FP32 else "of what this rank steps on",
+                source if place == "gpu" else OFFLOADED,
             )
     if away:
         ledger.add(
-            f"gradients on the host{buffer.label}",
-            "gradients",
-            int(buffer.shard * 4 * away),
-            place="host",
-            template="elements × 4 × share",
-            numbers=(buffer.shard, 4, round(away, 4)),
-            why="pinned copies that the host's optimizer reads",
-            source=OFFLOADED,
+            f"gradients on the host{buffer.label}", "gradients", int(buffer.shard * 4 * away), place="host"
+        ).formula("elements × 4 × share", buffer.shard, 4, round(away, 4)).since(
+            "pinned copies that the host's optimizer reads", OFFLOADED
         )
     unfused = {settings.exp_avg_dtype, settings.exp_avg_sq_dtype} - {"fp32"} not in (set(), {"bf16"})
     if settings.use_precision_aware_optimizer and (unfused or settings.exp_avg_dtype != settings.exp_avg_sq_dtype):
         narrow = [dtype for dtype in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype) if dtype != "fp32"]
         ledger.add(
-            f"moments in fp32{buffer.label}",
-            "optimizer_temporaries",
-            buffer.shard * 4 * len(narrow),
-            at=last_instant,
-            template=f"elements{ranks} × 4 × moments",
-            numbers=(buffer.shard, 4, len(narrow)),
-            why="the step copies narrow moments to fp32; it reads two of bf16 as they are",
-            source="TransformerEngine 2.13 pytorch/optimizers/fused_adam.py: get_unscaled_state",
+            f"moments in fp32{buffer.label}", "optimizer_temporaries", buffer.shard * 4 * len(narrow), at=last_instant
+        ).formula(f"elements{ranks} × 4 × moments", buffer.shard, 4, len(narrow)).since(
+            "the step copies narrow moments to fp32; it reads two of bf16 as they are",
+            "TransformerEngine 2.13 pytorch/optimizers/fused_adam.py: get_unscaled_state",
         )
     if gradient_itemsize(recipe) < 4 and not settings.use_precision_aware_optimizer:
         ledger.add(
-            f"gradients in fp32{buffer.label}",
-            "optimizer_temporaries",
-            buffer.shard * 4,
-            at=last_instant,
-            template=f"elements{ranks} × 4",
-            numbers=(buffer.shard, 4),
-            why="the step copies the gradients of its shard to fp32",
-            source=source,
+            f"gradients in fp32{buffer.label}", "optimizer_temporaries", buffer.shard * 4, at=last_instant
+        ).formula(f"elements{ranks} × 4", buffer.shard, 4).since(
+            "the step copies the gradients of its shard to fp32", source
         )
 
 

@@ -38,24 +38,16 @@ def enter_ddp(ledger: Ledger, recipe: Recipe, weights: list[Weight], itemsize: C
     size = sum(weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked)
     unseen = sum(weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked if not weight.trained)
     ledger.add(
-        "gradients in DDP's buckets" if views else "DDP gradient buckets",
-        "gradients" if views else "buffers",
-        size,
-        template="trained elements × gradient bytes",
-        numbers=(count(asked), recipe.storage.gradient_itemsize),
-        why="gradients are views of buckets, which stay between steps"
+        "gradients in DDP's buckets" if views else "DDP gradient buckets", "gradients" if views else "buffers", size
+    ).formula("trained elements × gradient bytes", count(asked), recipe.storage.gradient_itemsize).since(
+        "gradients are views of buckets, which stay between steps"
         if views
         else "gradient_as_bucket_view=False keeps buckets beside the gradients",
-        source=DDP,
+        DDP,
     )
     if unseen and not views:
-        ledger.add(
-            "gradients of weights that were not used",
-            "gradients",
-            0,
-            template="elements × bytes",
-            why="DDP leaves them undefined",
-            source=DDP,
+        ledger.add("gradients of weights that were not used", "gradients", 0).formula("elements × bytes").since(
+            "DDP leaves them undefined", DDP
         )
     _enter_hook(ledger, recipe, asked, itemsize)
 
@@ -103,10 +95,8 @@ def _enter_hook(
         elements * HALF if largest[0].itemsize > HALF else 0,
         last.replace(".reduce", ".loss-backward"),
         last,
-        template="elements of the largest bucket × 2",
-        numbers=(elements, HALF),
-        why="a bucket is cast before its all-reduce and copied back after it",
-        source=f"{HOOKS}/default_hooks.py: _compress_hook",
+    ).formula("elements of the largest bucket × 2", elements, HALF).since(
+        "a bucket is cast before its all-reduce and copied back after it", f"{HOOKS}/default_hooks.py: _compress_hook"
     )
 
 
@@ -125,4 +115,4 @@ def _enter_powersgd(ledger: Ledger, recipe: Recipe, cut: list[list[Tensor]]) -> 
         ("PowerSGD's errors", errors, "what compression lost is added to the next step's gradients"),
         ("PowerSGD's factors", factors, f"P and Q of rank {rank} of every matrix that they make smaller, kept"),
     ):
-        ledger.add(label, "buffers", size, template="elements × bytes", why=why, source=f"{HOOKS}/powerSGD_hook.py")
+        ledger.add(label, "buffers", size).formula("elements × bytes").since(why, f"{HOOKS}/powerSGD_hook.py")

@@ -32,8 +32,6 @@ def enter_pipeline(ledger: Ledger, recipe: Recipe, passes: list[TracedPass]) -> 
             others * saved,
             "",
             f"{traced.plan.name}.embedding-backward",
-            template="micro-batches × saved bytes of one",
-            numbers=(others, saved),
-            why="1F1B runs their forwards before this one's backward",
-            source=SOURCE,
+        ).formula("micro-batches × saved bytes of one", others, saved).since(
+            "1F1B runs their forwards before this one's backward", SOURCE
         )

@@ -42,30 +42,18 @@ def enter_host(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     read = elements * load.itemsize if load.way in ("host", "rank0") and load.copied else 0
     if load.way in ("host", "rank0") and load.stacks and not load.copied:
         read = experts_bytes(own, load.itemsize)[0]
-    ledger.add(
-        "weights as they are read",
-        "parameters",
-        read,
-        POLICY,
-        SHARD,
-        place=place,
-        template="elements × bytes",
-        numbers=(elements, load.itemsize),
-        why="cast or stacked, so copies in host memory until they are on the card"
+    ledger.add("weights as they are read", "parameters", read, POLICY, SHARD, place=place).formula(
+        "elements × bytes", elements, load.itemsize
+    ).since(
+        "cast or stacked, so copies in host memory until they are on the card"
         + ("" if load.way == "rank0" else ", of every process"),
-        source=MODELING,
+        MODELING,
     )
     ledger.add(
-        "pages of the checkpoint's files",
-        "file_pages",
-        0,
-        POLICY,
-        SHARD,
-        place=NODE,
-        template="nothing that counts",
-        why="safetensors maps its files: processes share the pages, which the kernel takes back where it must",
-        source="safetensors 0.8 safe_open; measured: no anonymous memory",
-        high=elements * load.itemsize,
+        "pages of the checkpoint's files", "file_pages", 0, POLICY, SHARD, place=NODE, high=elements * load.itemsize
+    ).formula("nothing that counts").since(
+        "safetensors maps its files: processes share the pages, which the kernel takes back where it must",
+        "safetensors 0.8 safe_open; measured: no anonymous memory",
     )
     trained = sum(weight.elements * weight.copies for weight in own if weight.trained)
     ledger.add(
@@ -74,10 +62,9 @@ def enter_host(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         trained * (load.upcast - (load.itemsize if read else 0)) if load.upcast else 0,
         at=SHARD,
         place=place,
-        template="trained elements × bytes",
-        numbers=(trained, load.upcast),
-        why="under mixed precision trained weights are cast to fp32 before they are divided",
-        source="accelerate 1.15 utils/fsdp_utils.py: fsdp2_prepare_model",
+    ).formula("trained elements × bytes", trained, load.upcast).since(
+        "under mixed precision trained weights are cast to fp32 before they are divided",
+        "accelerate 1.15 utils/fsdp_utils.py: fsdp2_prepare_model",
     )
     _enter_others_on_host(ledger, recipe, place)
 
@@ -97,10 +84,9 @@ def _enter_others_on_host(ledger: Ledger, recipe: Recipe, place: str) -> None:
             elements * model.itemsize,
             *life,
             place=place,
-            template="elements × bytes",
-            numbers=(elements, model.itemsize),
-            why="a second from_pretrained, or a copy of the first model",
-            source="trl 1.16 trainer/dpo_trainer.py; trl 1.16 experimental/utils.py: create_reference_model",
+        ).formula("elements × bytes", elements, model.itemsize).since(
+            "a second from_pretrained, or a copy of the first model",
+            "trl 1.16 trainer/dpo_trainer.py; trl 1.16 experimental/utils.py: create_reference_model",
         )
 
 
@@ -157,14 +143,10 @@ def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
         packed = [weight for weight in weights if not weight.trained and weight.quantised_by(base)]
         largest = max((weight.rows * weight.columns for weight in packed), default=0)
         ledger.add(
-            "the matrix that is being packed, unpacked",
-            "temporaries",
-            largest * load.itemsize,
-            at=POLICY,
-            template="largest matrix × bytes",
-            numbers=(largest, load.itemsize),
-            why="each matrix comes to the card as it is in the checkpoint, and is packed there, one after another",
-            source="transformers 5.23 quantizers/quantizer_bnb_4bit.py, core_model_loading.py: no threads read ahead",
+            "the matrix that is being packed, unpacked", "temporaries", largest * load.itemsize, at=POLICY
+        ).formula("largest matrix × bytes", largest, load.itemsize).since(
+            "each matrix comes to the card as it is in the checkpoint, and is packed there, one after another",
+            "transformers 5.23 quantizers/quantizer_bnb_4bit.py, core_model_loading.py: no threads read ahead",
         )
         rest = [weight for weight in weights if not (weight.trained or weight.quantised_by(base)) and not weight.norm]
         widest = max((weight.elements for weight in rest), default=0)
@@ -173,24 +155,15 @@ def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
             "temporaries",
             widest * load.itemsize if held(recipe).parameter_itemsize > load.itemsize else 0,
             at=PREPARE,
-            template="largest unquantised tensor × bytes",
-            numbers=(widest, load.itemsize),
-            why="what is not quantised is cast to fp32, tensor by tensor",
-            source="peft 0.21 utils/other.py: prepare_model_for_kbit_training",
+        ).formula("largest unquantised tensor × bytes", widest, load.itemsize).since(
+            "what is not quantised is cast to fp32, tensor by tensor",
+            "peft 0.21 utils/other.py: prepare_model_for_kbit_training",
         )
     elif load.way == "card" and load.stacks:
         whole, layer = experts_bytes(weights, load.itemsize)
-        ledger.add(
-            "experts' matrices before they are stacked",
-            "temporaries",
-            layer,
-            at=POLICY,
-            template="a layer's experts × bytes",
-            numbers=(layer,),
-            why="threads read ahead of what stacks the matrices: up to all layers' experts are there twice",
-            source=CONVERSION,
-            high=whole,
-        )
+        ledger.add("experts' matrices before they are stacked", "temporaries", layer, at=POLICY, high=whole).formula(
+            "a layer's experts × bytes", layer
+        ).since("threads read ahead of what stacks the matrices: up to all layers' experts are there twice", CONVERSION)
 
 
 def _enter_fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
@@ -198,16 +171,11 @@ def _enter_fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     load = recipe.moments.loading
     if recipe.quantised is not None and load.way == "card":
         size = whole_bytes(recipe, weights)
-        ledger.add(
-            "the whole model, before it is divided",
-            "temporaries",
-            size,
-            POLICY,
-            SHARD,
-            template="elements × bytes",
-            numbers=(size,),
-            why="bitsandbytes packs weights on the card, so that each process has the whole model there",
-            source="accelerate 1.15 utils/fsdp_utils.py: fsdp2_prepare_model",
+        ledger.add("the whole model, before it is divided", "temporaries", size, POLICY, SHARD).formula(
+            "elements × bytes", size
+        ).since(
+            "bitsandbytes packs weights on the card, so that each process has the whole model there",
+            "accelerate 1.15 utils/fsdp_utils.py: fsdp2_prepare_model",
         )
         return
     found = units(recipe, weights)
@@ -224,16 +192,8 @@ def _enter_fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         why = "a unit is moved to the card, and a part of each parameter stays"
         source = "torch 2.13 distributed/fsdp/_fully_shard: _move_states_to_device, _init_sharded_param"
     ledger.add(
-        "what is divided, whole",
-        "temporaries",
-        copies * size,
-        at=SHARD,
-        template="copies × the largest × bytes",
-        numbers=(copies, size),
-        why=why,
-        source=source,
-        high=2 * size if copies == 1 else -1,
-    )
+        "what is divided, whole", "temporaries", copies * size, at=SHARD, high=2 * size if copies == 1 else -1
+    ).formula("copies × the largest × bytes", copies, size).since(why, source)
 
 
 __all__ = ["INSTANTS", "enter"]

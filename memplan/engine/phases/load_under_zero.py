@@ -22,14 +22,10 @@ def enter_deepspeed(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> No
         flat = sum(group.flat * weight_itemsize(recipe, group) for group in groups)
         _enter_flattening(ledger, recipe, flat, whole_bytes(recipe, [each for each in weights if not each.trained]))
     ledger.add(
-        "gradients of zeros",
-        "gradients",
-        0 if zero.optimizer or zero.wrapper == "plain" else parts * FP32,
-        at=STATES,
-        template="elements of a partition × 4",
-        numbers=(parts, FP32),
-        why="the optimizer is given fp32 gradients before its first step, and they are freed",
-        source="deepspeed 0.19 runtime/zero: initialize_optimizer_states",
+        "gradients of zeros", "gradients", 0 if zero.optimizer or zero.wrapper == "plain" else parts * FP32, at=STATES
+    ).formula("elements of a partition × 4", parts, FP32).since(
+        "the optimizer is given fp32 gradients before its first step, and they are freed",
+        "deepspeed 0.19 runtime/zero: initialize_optimizer_states",
     )
 
 
@@ -44,11 +40,10 @@ def _enter_flattening(ledger: Ledger, recipe: Recipe, flat: int, frozen: int) ->
         size,
         at=SHARD,
         place="gpu" if roomy else "host",
-        template="trained elements × bytes",
-        numbers=(size,),
-        why="parameters are copied into one flat buffer; on the host where the card has no room for both",
-        source="deepspeed 0.19 runtime/zero/stage_1_and_2.py: flatten_on_accelerator",
         low=0 if roomy else -1,
+    ).formula("trained elements × bytes", size).since(
+        "parameters are copied into one flat buffer; on the host where the card has no room for both",
+        "deepspeed 0.19 runtime/zero/stage_1_and_2.py: flatten_on_accelerator",
     )
 
 
@@ -56,15 +51,11 @@ def _enter_partitioning(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -
     """ZeRO-3 divides each module's parameters as they are made, or those of a model that is whole."""
     if recipe.moments.loading.way == "partitioned":
         size = largest_bytes(recipe, weights)
-        ledger.add(
-            "the largest parameter, before it is divided",
-            "temporaries",
-            size,
-            at=POLICY,
-            template="elements × bytes",
-            numbers=(size,),
-            why="zero.Init makes a module's parameters whole on the card, then keeps a part of each",
-            source="deepspeed 0.19 runtime/zero/partition_parameters.py: zero.Init",
+        ledger.add("the largest parameter, before it is divided", "temporaries", size, at=POLICY).formula(
+            "elements × bytes", size
+        ).since(
+            "zero.Init makes a module's parameters whole on the card, then keeps a part of each",
+            "deepspeed 0.19 runtime/zero/partition_parameters.py: zero.Init",
         )
         return
     size = whole_bytes(recipe, weights)
@@ -74,8 +65,7 @@ def _enter_partitioning(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -
         size,
         POLICY if recipe.quantised is not None else SHARD,
         SHARD,
-        template="elements × bytes",
-        numbers=(size,),
-        why="a model that was not built under zero.Init is moved to each card whole",
-        source="deepspeed 0.19 runtime/engine.py: _configure_distributed_model",
+    ).formula("elements × bytes", size).since(
+        "a model that was not built under zero.Init is moved to each card whole",
+        "deepspeed 0.19 runtime/engine.py: _configure_distributed_model",
     )

@@ -46,10 +46,8 @@ class Load:
             "temporaries",
             max(0, most - so_far[-1]) if so_far else 0,
             at=BUFFERED,
-            template="elements × bytes",
-            numbers=(max((buffer.elements for buffer in made), default=0), each),
-            why="the model was built before its buffers, which are made whole before weights are copied into them",
-            source=BUFFER,
+        ).formula("elements × bytes", max((buffer.elements for buffer in made), default=0), each).since(
+            "the model was built before its buffers, which are made whole before weights are copied into them", BUFFER
         )
 
 
@@ -75,9 +73,8 @@ class Save:
             own_part,
             at=WRITTEN,
             place="host",
-            template="states + weights / data ranks",
-            numbers=(own_part,),
-            why="copied to the host whole before it is written, which ranks with the same weights share out",
-            source="megatron-core 0.14 dist_checkpointing/strategies/filesystem_async.py: preload_tensors",
             high=kept + weights,
+        ).formula("states + weights / data ranks", own_part).since(
+            "copied to the host whole before it is written, which ranks with the same weights share out",
+            "megatron-core 0.14 dist_checkpointing/strategies/filesystem_async.py: preload_tensors",
         )

@@ -30,11 +30,10 @@ def enter(ledger: Ledger, parts: Any) -> None:
             "temporaries",
             PRODUCTS * largest * adapter.itemsize,
             at=LAYER,
-            template="2 × largest merged matrix × bytes",
-            numbers=(largest, adapter.itemsize),
-            why="B · A, and its product with the scale, before it is added to the weight in place",
-            source="peft 0.21 tuners/lora/layer.py: get_delta_weight",
             high=PRODUCTS * largest * adapter.itemsize + dora if dora else -1,
+        ).formula("2 × largest merged matrix × bytes", largest, adapter.itemsize).since(
+            "B · A, and its product with the scale, before it is added to the weight in place",
+            "peft 0.21 tuners/lora/layer.py: get_delta_weight",
         )
         return
     each = base.original_itemsize + 3 * max(adapter.itemsize, base.original_itemsize)
@@ -43,11 +42,10 @@ def enter(ledger: Ledger, parts: Any) -> None:
         "temporaries",
         largest * each,
         at=LAYER,
-        template="largest merged matrix × (original + 3 × sum's bytes)",
-        numbers=(largest, each),
-        why="the unpacked weight, the update and their sum are there while the sum comes back from the host",
-        source="peft 0.21 tuners/lora/bnb.py: merge; bitsandbytes Params4bit.to",
         high=largest * each + dora if dora else -1,
+    ).formula("largest merged matrix × (original + 3 × sum's bytes)", largest, each).since(
+        "the unpacked weight, the update and their sum are there while the sum comes back from the host",
+        "peft 0.21 tuners/lora/bnb.py: merge; bitsandbytes Params4bit.to",
     )
 
 

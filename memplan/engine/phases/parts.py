@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from memplan.engine.ledger import Ledger
+from memplan.engine.ledger import NO_ROW, Entry, Ledger
 from memplan.engine.parallel.sharding import held
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
@@ -28,11 +28,10 @@ class Chosen:
 
     def add(
         self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **rest: Any
-    ) -> None:
+    ) -> Entry:
         """Enter the row, where the phase has it."""
         born = self._born(category, str(rest.get("place", "gpu")))
-        if born:
-            self._ledger.add(name, category, size, born, **rest)
+        return self._ledger.add(name, category, size, born, **rest) if born else NO_ROW
 
 
 def stored_itemsize(recipe: Recipe, weight: Weight) -> int:

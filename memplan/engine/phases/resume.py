@@ -49,27 +49,27 @@ def _plain(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> 
     if own:
         why = "torch.load puts tensors where they were saved from, unless map_location says another place"
         torch = "torch 2.13 serialization.py: load"
-        _enter(ledger, WEIGHTS, size, MODEL, "gpu", why=why, source=torch, dies=OPTIMIZER, low=0)
+        _enter(ledger, WEIGHTS, size, MODEL, "gpu", why, torch, dies=OPTIMIZER)
     else:
         why = "safetensors maps its files; older ones are copies in every process until the model has them"
-        _enter(ledger, WEIGHTS, 0, MODEL, NODE, why=why, source=trainer, high=size)
+        _enter(ledger, WEIGHTS, 0, MODEL, NODE, why, trainer, high=size)
     if own or recipe.parallel.world > 1:
         why = "bitsandbytes copies the states that it is given, which are on the card"
-        _enter(ledger, STATES, states * copied, OPTIMIZER, "gpu", why=why, source=trainer)
+        _enter(ledger, STATES, states * copied, OPTIMIZER, "gpu", why, trainer)
     else:
         why = f"one process reads the optimizer's file to the host{', and bitsandbytes copies it' if copied else ''}"
-        _enter(ledger, STATES, states * (1 + copied), OPTIMIZER, "host", why=why, source=trainer)
+        _enter(ledger, STATES, states * (1 + copied), OPTIMIZER, "host", why, trainer)
 
 
 def _zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> None:
     """DeepSpeed: below stage 3 all weights, and each partition, by way of every process's host memory."""
     if recipe.zero_stage < 3:
         why = "every process reads the file of all weights to its host memory"
-        _enter(ledger, WEIGHTS, size, MODEL, "host", why=why, source=ZERO)
+        _enter(ledger, WEIGHTS, size, MODEL, "host", why, ZERO)
     groups, ranks = groups_of(recipe, weights), max(1, recipe.sharding.ranks)
     masters = sum(-(-group.elements // ranks) for group in groups) * FP32
     why = "every process reads its partition, fp32 weights and states, to its host memory"
-    _enter(ledger, STATES, own_states(recipe, weights) + masters, OPTIMIZER, "host", why=why, source=ZERO)
+    _enter(ledger, STATES, own_states(recipe, weights) + masters, OPTIMIZER, "host", why, ZERO)
 
 
 def _fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> None:
@@ -80,9 +80,9 @@ def _fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> N
     why, place, part = (every, "host", size) if one else (first, NODE, size)
     if not whole:
         why, place, part = "every process reads its own part to the host", "host", -(-size // ranks)
-    _enter(ledger, WEIGHTS, part, MODEL, place, why=why, source=FSDP)
+    _enter(ledger, WEIGHTS, part, MODEL, place, why, FSDP)
     why, place, part = (first, NODE, states * ranks) if whole else (why, place, states)
-    _enter(ledger, STATES, part, OPTIMIZER, place, why=why, source=FSDP)
+    _enter(ledger, STATES, part, OPTIMIZER, place, why, FSDP)
     if whole or one:
         what = "unit" if one else "tensor"
         for name, at, those in (("the largest", MODEL, weights), ("a state of the largest", OPTIMIZER, trained)):
@@ -93,11 +93,13 @@ def _fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> N
         why = "states are made by a step on gradients of zeros before they are read"
         torch = "torch 2.13 distributed/checkpoint/state_dict.py: _init_optim_state"
         place = "host" if recipe.sharding.fsdp.cpu_offload else "gpu"
-        _enter(ledger, "gradients of zeros", zeros, OPTIMIZER, place, why=why, source=torch, high=2 * zeros)
+        _enter(ledger, "gradients of zeros", zeros, OPTIMIZER, place, why, torch, high=2 * zeros)
 
 
-def _enter(ledger: Ledger, name: str, size: int, at: str, place: str, **said: Any) -> None:
-    most = max(size, said.get("high", size))
+def _enter(
+    ledger: Ledger, name: str, size: int, at: str, place: str, why: str, source: str, dies: str = "", *, high: int = -1
+) -> None:
     category = CATEGORIES[name] if size or place != NODE else "file_pages"
-    rest = {"dies": at, "template": "elements × bytes", "numbers": (most,), **said}
-    ledger.add(name, category, size, at, place=place, **rest)
+    low = 0 if dies else -1
+    entered = ledger.add(name, category, size, at, dies or at, place=place, low=low, high=high)
+    entered.formula("elements × bytes", max(size, high)).since(why, source)

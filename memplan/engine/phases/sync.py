@@ -33,20 +33,14 @@ def enter(ledger: Ledger, parts: Any) -> None:
         "gathered_parameters",
         size,
         at=TRANSFER,
-        template="elements × bytes",
-        numbers=(size,),
-        why="whole on every card while it is sent to the engine, in the trainer's own dtype",
-        source=SOURCES.get(of.gather, ""),
+    ).formula("elements × bytes", size).since(
+        "whole on every card while it is sent to the engine, in the trainer's own dtype", SOURCES.get(of.gather, "")
     )
-    ledger.add(
-        "buckets that are sent",
-        "buffers",
-        of.bucket_bytes * of.buckets,
-        at=TRANSFER,
-        template="bytes × buckets",
-        numbers=(of.bucket_bytes, of.buckets),
-        why="tensors are copied into buffers, which the engine's process reads",
-        source="verl 0.9 update_weights_bucket_megabytes; slime --update-weight-buffer-size",
+    ledger.add("buckets that are sent", "buffers", of.bucket_bytes * of.buckets, at=TRANSFER).formula(
+        "bytes × buckets", of.bucket_bytes, of.buckets
+    ).since(
+        "tensors are copied into buffers, which the engine's process reads",
+        "verl 0.9 update_weights_bucket_megabytes; slime --update-weight-buffer-size",
     )
 
 

@@ -40,11 +40,8 @@ def enter_compiled(ledger: Ledger, traced: TracedPass) -> None:
         0,
         f"{plan.name}.layer-forward",
         f"{plan.name}.embedding-backward",
-        template="0 to what eager layers save more",
-        why=why,
-        source=source,
         high=max(more, 0) + max(transients, loss, 0),
-    )
+    ).formula("0 to what eager layers save more").since(why, source)
 
 
 def unfused(plan: PassPlan) -> PassPlan | None:
@@ -97,11 +94,10 @@ def enter_mixer_kernels(ledger: Ledger, recipe: Recipe) -> None:
         0,
         born=ledger.schedule[0],
         dies=ledger.schedule[-2],
-        template="T × channels × 4 × copies, none to two",
-        numbers=(tokens, width, FP32, COPIES),
-        why="gradients are split by the number of multiprocessors, which the source leaves to the card",
-        source="mamba-ssm 2.3.2 ops/triton; flash-linear-attention 0.5.2 fla/ops/common",
         high=COPIES * FP32 * tokens * width,
+    ).formula("T × channels × 4 × copies, none to two", tokens, width, FP32, COPIES).since(
+        "gradients are split by the number of multiprocessors, which the source leaves to the card",
+        "mamba-ssm 2.3.2 ops/triton; flash-linear-attention 0.5.2 fla/ops/common",
     )
 
 
@@ -116,14 +112,11 @@ def enter_unpacking(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> No
         return
     largest = max((weight.rows * weight.columns for weight in weights if weight.quantised_by(base)), default=0)
     scales = largest // ABSMAX_BLOCK * FP32 if base.scheme.nested else 0
-    ledger.add(
-        "buffer of unpacked weights",
-        "buffers",
-        largest * base.compute_itemsize + scales,
-        template="largest matrix × bytes",
-        numbers=(largest, base.compute_itemsize),
-        why="Unsloth unpacks quantised weights into one buffer, which stays",
-        source="unsloth 2026.8 kernels/utils.py: fast_dequantize(use_global_buffer=True)",
+    ledger.add("buffer of unpacked weights", "buffers", largest * base.compute_itemsize + scales).formula(
+        "largest matrix × bytes", largest, base.compute_itemsize
+    ).since(
+        "Unsloth unpacks quantised weights into one buffer, which stays",
+        "unsloth 2026.8 kernels/utils.py: fast_dequantize(use_global_buffer=True)",
     )
 
 
@@ -140,19 +133,11 @@ def enter_checkpoint_buffers(ledger: Ledger, recipe: Recipe, traced: TracedPass)
         size,
         f"{plan.name}.forward",
         f"{plan.name}.final-norm-backward",
-        template="T × h × bytes",
-        numbers=(size,),
-        why="the last checkpoint is used at once, and not sent to the host",
-        source=f"{CHECKPOINTS}: LAST_GC_INDEX",
+    ).formula("T × h × bytes", size).since(
+        "the last checkpoint is used at once, and not sent to the host", f"{CHECKPOINTS}: LAST_GC_INDEX"
     )
-    ledger.add(
-        "buffer of checkpoints that come back",
-        "buffers",
-        size,
-        template="T × h × bytes, none to two",
-        numbers=(size,),
-        why="a buffer that stays, and a second one where 512 MiB are free",
-        source=f"{CHECKPOINTS}: GPU_BUFFERS, GPU_BUFFERS_B",
-        low=0,
-        high=2 * size,
+    ledger.add("buffer of checkpoints that come back", "buffers", size, low=0, high=2 * size).formula(
+        "T × h × bytes, none to two", size
+    ).since(
+        "a buffer that stays, and a second one where 512 MiB are free", f"{CHECKPOINTS}: GPU_BUFFERS, GPU_BUFFERS_B"
     )

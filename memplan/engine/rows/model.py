@@ -35,13 +35,10 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
     summed = size if any(label.startswith("sum") and born == instant for label, born, _ in rows) else 0
     residual = traced.input_gradient if (plan.embedding_trained or not plan.mode.trained) and not images_last else 0
     ledger.add(
-        "gradient of the residual stream, embedding",
-        "temporaries",
-        max(residual - summed, 0),
-        at=instant,
-        template="T × h × bytes",
-        why="gone when the embedding's gradient is added to another" if summed else "",
-        source="torch/csrc/autograd/engine.cpp: call_function takes its inputs by move",
+        "gradient of the residual stream, embedding", "temporaries", max(residual - summed, 0), at=instant
+    ).formula("T × h × bytes").since(
+        "gone when the embedding's gradient is added to another" if summed else "",
+        "torch/csrc/autograd/engine.cpp: call_function takes its inputs by move",
     )
     enter_front_backward(ledger, traced, kept, instant)
     if traced.stack is not None:
@@ -50,18 +47,13 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
         enter_outside(ledger, traced, kept)
     keep = plan.gradients in ("keep", "join")
     for label, born, dies in rows:
-        ledger.add(
-            label,
-            "gradients",
-            size,
-            born,
-            dies,
-            template="V × h × bytes",
-            numbers=(spec.vocab_size, width, plan.mode.numerics.itemsize),
-            why="the embedding's gradient is dense"
+        ledger.add(label, "gradients", size, born, dies).formula(
+            "V × h × bytes", spec.vocab_size, width, plan.mode.numerics.itemsize
+        ).since(
+            "the embedding's gradient is dense"
             if keep or "embedding" in label
             else "held by the engine until the embedding's arrives",
-            source="torch.autograd: input buffers add out of place",
+            "torch.autograd: input buffers add out of place",
         )
 
 
@@ -182,26 +174,11 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():
-        ledger.add(
-            "attention masks",
-            "batch",
-            count * size,
-            inside,
-            dies,
-            template="masks × bytes of a mask",
-            numbers=(count, size),
-            why="one for every kind of window",
-            source=source,
-        )
-    ledger.add(
-        "embedding output",
-        "activations",
-        embedded,
-        at=inside,
-        template="T × h × bytes",
-        numbers=(embedded,),
-        why="a local of the model's forward until it returns",
-        source="transformers 5.23 LlamaModel.forward: inputs_embeds",
+        ledger.add("attention masks", "batch", count * size, inside, dies).formula(
+            "masks × bytes of a mask", count, size
+        ).since("one for every kind of window", source)
+    ledger.add("embedding output", "activations", embedded, at=inside).formula("T × h × bytes", embedded).since(
+        "a local of the model's forward until it returns", "transformers 5.23 LlamaModel.forward: inputs_embeds"
     )
     if leaf or (leaves and plan.spec.scaled_outside):
         ledger.add(
@@ -210,10 +187,8 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
             first.boundary,
             inside,
             f"{name}.embedding-backward",
-            template="T × h × bytes",
-            numbers=(first.boundary,),
-            why="adapters with checkpointing make it a leaf of the graph",
-            source="transformers 5.23 enable_input_require_grads",
+        ).formula("T × h × bytes", first.boundary).since(
+            "adapters with checkpointing make it a leaf of the graph", "transformers 5.23 enable_input_require_grads"
         )
     width, table_bytes = plan.spec.rotary_width, plan.spec.rotary_itemsize(plan.mode.numerics.itemsize)
     positions = plan.length * (plan.rows if plan.spec.rotary_by_row else 1)
@@ -225,58 +200,30 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     outer = embedded + (traced.stack.lasting if traced.stack else 0)
     within = outer + traced.vision.locals + (0 if kept_masks else masks) + (0 if kept else tables)
     beyond = norm + within - max(norm, head, scored(traced))
-    ledger.add(
-        "masks and embedding output at the final norm",
-        "activations",
-        max(beyond, 0),
-        at=end,
-        template="as above",
-        why="alive in the model's forward, and gone at the head",
-        source=source,
-    )
+    ledger.add("masks and embedding output at the final norm", "activations", max(beyond, 0), at=end).formula(
+        "as above"
+    ).since("alive in the model's forward, and gone at the head", source)
     dies = f"{name}.first-layer-backward" if kept else f"{name}.layer-forward"
-    ledger.add(
-        "rotary tables",
-        "buffers",
-        tables,
-        f"{name}.layer-forward",
-        dies,
-        template="2 × s × rotary width × bytes" if positions == plan.length else "2 × T × rotary width × bytes",
-        numbers=(2, positions, width, table_bytes),
-        why="cos and sin, shared by all layers",
-        source="transformers 5.23 LlamaRotaryEmbedding",
-    )
+    ledger.add("rotary tables", "buffers", tables, f"{name}.layer-forward", dies).formula(
+        "2 × s × rotary width × bytes" if positions == plan.length else "2 × T × rotary width × bytes",
+        2,
+        positions,
+        width,
+        table_bytes,
+    ).since("cos and sin, shared by all layers", "transformers 5.23 LlamaRotaryEmbedding")
 
 
 def enter_batch(ledger: Ledger, recipe: Recipe) -> None:
     """Token ids, labels and mask, 8 bytes each, for every row; pixels for every row of a pair."""
     answers = recipe.batch.completion_length if recipe.model.encoder else 0
-    ledger.add(
-        "labels and decoder tokens",
-        "batch",
-        2 * recipe.rows * answers * 8,
-        template="2 × rows × completion × 8",
-        numbers=(2, recipe.rows, answers, 8),
-        why="int64; the decoder reads the labels, shifted",
-        source="transformers 5.23 modeling_t5.py: _shift_right",
-    )
+    ledger.add("labels and decoder tokens", "batch", 2 * recipe.rows * answers * 8).formula(
+        "2 × rows × completion × 8", 2, recipe.rows, answers, 8
+    ).since("int64; the decoder reads the labels, shifted", "transformers 5.23 modeling_t5.py: _shift_right")
     tokens = recipe.rows * recipe.batch.sequence_length
     tensors = 3 if recipe.trainer.name != "pytorch" or recipe.batch.padded else 1
-    ledger.add(
-        "token ids, labels, mask" if tensors == 3 else "token ids",
-        "batch",
-        tensors * tokens * 8,
-        template="tensors × rows × s × 8",
-        numbers=(tensors, recipe.rows, recipe.batch.sequence_length, 8),
-        why="int64; a pair is two rows",
-        source="trl DataCollatorForPreference",
-    )
-    ledger.add(
-        "pixels",
-        "batch",
-        recipe.image_bytes * recipe.rows,
-        template="rows × image bytes",
-        numbers=(recipe.rows, recipe.image_bytes),
-        why="images are repeated for both halves of a pair",
-        source="trl dpo_trainer.py: images * 2",
-    )
+    ledger.add("token ids, labels, mask" if tensors == 3 else "token ids", "batch", tensors * tokens * 8).formula(
+        "tensors × rows × s × 8", tensors, recipe.rows, recipe.batch.sequence_length, 8
+    ).since("int64; a pair is two rows", "trl DataCollatorForPreference")
+    ledger.add("pixels", "batch", recipe.image_bytes * recipe.rows).formula(
+        "rows × image bytes", recipe.rows, recipe.image_bytes
+    ).since("images are repeated for both halves of a pair", "trl dpo_trainer.py: images * 2")

@@ -41,16 +41,10 @@ def enter_outputs(ledger: Ledger, traced: TracedPass) -> None:
     reductions are callbacks within it (torch 2.13 autograd: queue_callback)."""
     name, size = traced.plan.name, traced.tail.outputs
     end = f"{name}.reduce" if f"{name}.reduce" in ledger.index else f"{name}.embedding-backward"
-    ledger.add(
-        "logits, held by the caller",
-        "logits",
-        size,
-        ledger.after(f"{name}.final-norm-backward"),
-        end,
-        template="T × V × bytes",
-        numbers=(size,),
-        why="the model's outputs live until backward is done",
-        source="torch 2.13 autograd and transformers 5.23, replayed by size",
+    ledger.add("logits, held by the caller", "logits", size, ledger.after(f"{name}.final-norm-backward"), end).formula(
+        "T × V × bytes", size
+    ).since(
+        "the model's outputs live until backward is done", "torch 2.13 autograd and transformers 5.23, replayed by size"
     )
 
 
@@ -76,10 +70,9 @@ def enter_choices(ledger: Ledger, traced: TracedPass) -> None:
         chosen * size,
         f"{plan.name}.layer-forward",
         f"{plan.name}.last-layer-backward" if waits and len(makers) > 1 else f"{plan.name}.layer-forward",
-        template="choices × T × chosen tokens × 4",
-        numbers=(chosen, size),
-        why="an argument of the next layer, which a checkpoint keeps",
-        source="transformers 5.23 GlmMoeDsaModel.forward: prev_topk_indices",
+    ).formula("choices × T × chosen tokens × 4", chosen, size).since(
+        "an argument of the next layer, which a checkpoint keeps",
+        "transformers 5.23 GlmMoeDsaModel.forward: prev_topk_indices",
     )
 
 
@@ -98,26 +91,11 @@ def enter_kept_logits(ledger: Ledger, recipe: Recipe) -> None:
         ("logits of the batches before", "", "gathered from all ranks, and kept on the card until they go to the host"),
         ("their concatenation", last, "each batch is appended into a new tensor while the old one is there"),
     ):
-        ledger.add(
-            name,
-            "logits",
-            waiting * one * itemsize,
-            born,
-            last,
-            template="batches × (examples · ranks · s · V) × bytes",
-            numbers=(waiting, one, itemsize),
-            why=why,
-            source=SOURCE,
-        )
+        ledger.add(name, "logits", waiting * one * itemsize, born, last).formula(
+            "batches × (examples · ranks · s · V) × bytes", waiting, one, itemsize
+        ).since(why, SOURCE)
     examples = batch.eval_examples
     batches = ceil_div(examples, batch.size * ranks)
-    ledger.add(
-        "logits of all batches",
-        "logits",
-        batches * one * FP32,
-        place="host",
-        template="batches × (examples · ranks · s · V) × 4",
-        numbers=(batches, one, FP32),
-        why="every process keeps those of all ranks for the metrics, as fp32 arrays",
-        source=SOURCE,
-    )
+    ledger.add("logits of all batches", "logits", batches * one * FP32, place="host").formula(
+        "batches × (examples · ranks · s · V) × 4", batches, one, FP32
+    ).since("every process keeps those of all ranks for the metrics, as fp32 arrays", SOURCE)

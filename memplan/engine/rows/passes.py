@@ -71,10 +71,9 @@ class PassRows:
             born,
             f"{self.traced.plan.name}.embedding-backward",
             place="host",
-            template="Σ over nodes of saved bytes",
-            numbers=(size,),
-            why="each is copied back to the card when its node runs",
-            source="torch 2.13 autograd/graph.py: save_on_cpu; trl 1.16 models/activation_offloading.py",
+        ).formula("Σ over nodes of saved bytes", size).since(
+            "each is copied back to the card when its node runs",
+            "torch 2.13 autograd/graph.py: save_on_cpu; trl 1.16 models/activation_offloading.py",
         )
 
     def _enter_casts(self, until: str) -> None:
@@ -88,17 +87,9 @@ class PassRows:
             ("last layers", copies[first:], f"{name}.forward"),
         ):
             size = sum(casts)
-            self.ledger.add(
-                f"autocast copies of weights, {label}",
-                "autocast_weights",
-                size,
-                born,
-                until,
-                template="2 B × linear weights",
-                numbers=(2, size // 2),
-                why="autocast keeps the half-precision copy of each trained fp32 weight until it is left",
-                source=TORCH,
-            )
+            self.ledger.add(f"autocast copies of weights, {label}", "autocast_weights", size, born, until).formula(
+                "2 B × linear weights", 2, size // 2
+            ).since("autocast keeps the half-precision copy of each trained fp32 weight until it is left", TORCH)
 
     def enter_backward(self, kept: KeptGradients) -> None:
         """Backward: tail, segments of layers, gradients as far as they are kept."""
@@ -152,9 +143,9 @@ class PassRows:
                     sum(layers[j].lingering for j in indices),
                     born,
                     end,
-                    template="Σ over inputs T × in × bytes",
-                    why="an attribute of the autograd function, which lives until the loss is let go",
-                    source="bitsandbytes autograd/_functions.py: ctx.tensors",
+                ).formula("Σ over inputs T × in × bytes").since(
+                    "an attribute of the autograd function, which lives until the loss is let go",
+                    "bitsandbytes autograd/_functions.py: ctx.tensors",
                 )
 
     def _next(self, last_of: dict[int, str], i: int, end: str) -> str:
@@ -221,17 +212,9 @@ class PassRows:
         """A row of gradients that stay."""
         mode = self.traced.plan.mode
         itemsize = mode.adapter.itemsize if mode.adapter else mode.numerics.itemsize
-        self.ledger.add(
-            label,
-            "gradients",
-            size,
-            born,
-            dies,
-            template="elements × gradient bytes",
-            numbers=(size // itemsize, itemsize),
-            why=why,
-            source=TORCH,
-        )
+        self.ledger.add(label, "gradients", size, born, dies).formula(
+            "elements × gradient bytes", size // itemsize, itemsize
+        ).since(why, TORCH)
 
     def _enter(self, where: str, alive: Alive, born: str, dies: str, count: int = 1) -> None:
         """One row for each tag alive: tensors × bytes × extent, for ``count`` layers."""
@@ -242,19 +225,14 @@ class PassRows:
         for tag, size in alive.tags.items():
             rest -= size
             tensors = max(1, round(size / (tag.elements * tag.itemsize)))
-            self.ledger.add(
-                f"{tag.label}, {where}",
-                tag.category,
-                size * count,
-                born,
-                dies,
-                template=f"layers × tensors × bytes × {tag.symbol}",
-                numbers=(count, tensors, tag.itemsize, tag.elements),
-                why=f"{name} pass: {tag.label}" + (self._per_logit(size, alive) if tag.category == "logits" else ""),
-                source=self._source(tag.category),
+            self.ledger.add(f"{tag.label}, {where}", tag.category, size * count, born, dies).formula(
+                f"layers × tensors × bytes × {tag.symbol}", count, tensors, tag.itemsize, tag.elements
+            ).since(
+                f"{name} pass: {tag.label}" + (self._per_logit(size, alive) if tag.category == "logits" else ""),
+                self._source(tag.category),
             )
         if rest > 0:
-            self.ledger.add(f"transients, {where}", "temporaries", rest * count, born, dies, source=TORCH)
+            self.ledger.add(f"transients, {where}", "temporaries", rest * count, born, dies).since(source=TORCH)
 
     def _per_logit(self, size: int, alive: Alive) -> str:
         """Its share of the bytes per logit at an instant, and why the head costs that."""

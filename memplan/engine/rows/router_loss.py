@@ -14,16 +14,9 @@ def enter_router_forward(ledger: Ledger, traced: TracedPass) -> None:
     first = traced.forward_layer if traced.plan.style != "no-grad" else len(traced.layers) - 1
     sizes = [size for i, size in enumerate(logits_of(traced)[:first]) if not traced.layers[i].keeps_logits]
     instant = f"{traced.plan.name}.layer-forward"
-    ledger.add(
-        "router logits, recorded",
-        "activations",
-        sum(sizes),
-        at=instant,
-        template="layers × T × E × bytes",
-        numbers=(len(sizes), max(sizes, default=0)),
-        why="the model's outputs hold the logits of every router until the loss is made",
-        source=SOURCE,
-    )
+    ledger.add("router logits, recorded", "activations", sum(sizes), at=instant).formula(
+        "layers × T × E × bytes", len(sizes), max(sizes, default=0)
+    ).since("the model's outputs hold the logits of every router until the loss is made", SOURCE)
 
 
 def enter_router_backward(ledger: Ledger, traced: TracedPass) -> None:
@@ -56,17 +49,9 @@ def enter_router_backward(ledger: Ledger, traced: TracedPass) -> None:
 
 def _enter(ledger: Ledger, layers: range, size: int, born: str, dies: str, why: str) -> None:
     """A row of gradients that wait for these layers."""
-    ledger.add(
-        f"gradients of router logits, {_named(layers)}",
-        "temporaries",
-        size,
-        born,
-        dies,
-        template="layers × T × E × bytes",
-        numbers=(len(layers), size // len(layers)),
-        why=why,
-        source=SOURCE,
-    )
+    ledger.add(f"gradients of router logits, {_named(layers)}", "temporaries", size, born, dies).formula(
+        "layers × T × E × bytes", len(layers), size // len(layers)
+    ).since(why, SOURCE)
 
 
 def _named(layers: range) -> str:

@@ -52,17 +52,9 @@ def enter_crossing(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
             rows[each.tag, alive[0], alive[-1], _life(each, len(traced.layers), len(stack.places))] += each.size
     for (tag, born, dies, life), size in rows.items():
         count = max(1, round(size / (tag.elements * tag.itemsize)))
-        ledger.add(
-            f"{tag.label}, {life}",
-            tag.category,
-            size,
-            born,
-            dies,
-            template=f"tensors × bytes × {tag.symbol}",
-            numbers=(count, tag.itemsize, tag.elements),
-            why="made in one layer or before all of them, and alive while others run",
-            source=SOURCE,
-        )
+        ledger.add(f"{tag.label}, {life}", tag.category, size, born, dies).formula(
+            f"tensors × bytes × {tag.symbol}", count, tag.itemsize, tag.elements
+        ).since("made in one layer or before all of them, and alive while others run", SOURCE)
 
 
 def _from_before(ledger: Ledger, recipe: Recipe, first: str, alive: list[str]) -> list[str]:
@@ -95,16 +87,12 @@ def enter_outside(ledger: Ledger, traced: TracedPass, kept: KeptGradients) -> No
     for tag, size in stack.after.tags.items():
         if tag.elements == later:
             continue
-        ledger.add(
-            f"{tag.label}, before the first layer",
-            tag.category,
-            size,
-            at=instant,
-            template=f"tensors × bytes × {tag.symbol}",
-            numbers=(max(1, round(size / (tag.elements * tag.itemsize))), tag.itemsize, tag.elements),
-            why="what was made before the first layer runs back after it",
-            source=SOURCE,
-        )
+        ledger.add(f"{tag.label}, before the first layer", tag.category, size, at=instant).formula(
+            f"tensors × bytes × {tag.symbol}",
+            max(1, round(size / (tag.elements * tag.itemsize))),
+            tag.itemsize,
+            tag.elements,
+        ).since("what was made before the first layer runs back after it", SOURCE)
     itemsize, last = plan.mode.numerics.itemsize, f"{plan.name}.embedding-backward"
     whole = plan.gradients == "keep" and (kept.layers or kept.root)
     of_table = later * itemsize
@@ -115,8 +103,6 @@ def enter_outside(ledger: Ledger, traced: TracedPass, kept: KeptGradients) -> No
             size,
             born,
             kept.last(ledger, plan.name) if whole else born,
-            template="elements × gradient bytes",
-            numbers=(size // itemsize, itemsize),
-            why="whole once every layer has run back; that of a table of embeddings is dense",
-            source=SOURCE,
+        ).formula("elements × gradient bytes", size // itemsize, itemsize).since(
+            "whole once every layer has run back; that of a table of embeddings is dense", SOURCE
         )

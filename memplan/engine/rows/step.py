@@ -65,10 +65,9 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
         born=born,
         dies=ledger.schedule[-2] if gone_in_step(recipe) and not dies else dies,
         place="gpu" if whole else place_of(recipe),
-        template="trained elements × gradient bytes",
-        numbers=(elements, itemsize),
-        why="from the second micro-step on, gradients are resident in forward too",
-        source="torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
+    ).formula("trained elements × gradient bytes", elements, itemsize).since(
+        "from the second micro-step on, gradients are resident in forward too",
+        "torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
     )
 
 
@@ -92,13 +91,9 @@ def enter_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str)
         elements * itemsize,
         at=step,
         place=place_of(recipe),
-        template="elements × bytes",
-        numbers=(elements, itemsize),
-        why=f"{optimizer.title}, {impl}",
-        source=optimizer.source,
         low=0 if optimizer.band or (optimizer.gathers and holds.optimizer_shards > 1) else -1,
         high=refresh if refresh > elements * itemsize else -1,
-    )
+    ).formula("elements × bytes", elements, itemsize).since(f"{optimizer.title}, {impl}", optimizer.source)
 
 
 def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[int, int]:

@@ -23,20 +23,13 @@ def enter_tower_forward(ledger: Ledger, traced: TracedPass, keeps_outputs: bool)
     if not trace.forward:
         return
     inside = f"{name}.vision-forward"
-    ledger.add(
-        "vision tower, forward", "activations", trace.forward, at=inside, why="the most within it", source=SOURCE
-    )
+    ledger.add("vision tower, forward", "activations", trace.forward, at=inside).since("the most within it", SOURCE)
     first = f"{name}.layer-forward"
     if traced.plan.style != "no-grad":
         ledger.add(
-            "saved in the vision tower",
-            "activations",
-            trace.saved,
-            first,
-            ledger.before(f"{name}.vision-backward"),
-            template="inputs of norms, linears, attention of each block; checkpoints where it has them",
-            why="kept for the tower's backward, which comes after that of the language model",
-            source=SOURCE,
+            "saved in the vision tower", "activations", trace.saved, first, ledger.before(f"{name}.vision-backward")
+        ).formula("inputs of norms, linears, attention of each block; checkpoints where it has them").since(
+            "kept for the tower's backward, which comes after that of the language model", SOURCE
         )
     ledger.add(
         "states of the vision tower, held by the model's forward",
@@ -44,46 +37,27 @@ def enter_tower_forward(ledger: Ledger, traced: TracedPass, keeps_outputs: bool)
         trace.locals,
         first,
         f"{name}.loss" if loss_within(traced) else first,
-        why="a local of the model's forward until it returns",
-        source=SOURCE,
-    )
+    ).since("a local of the model's forward until it returns", SOURCE)
     instants, until = traced.forward_instants()[1:], f"{name}.forward"
     if traced.plan.style != "no-grad":
         until = loss_and_casts(traced, NOTHING, instants)[1]
-    ledger.add(
-        "autocast copies of weights, vision tower",
-        "autocast_weights",
-        trace.copies,
-        first,
-        until,
-        template="2 B × linear weights",
-        numbers=(2, trace.copies // 2),
-        why="autocast keeps the half-precision copy of each fp32 weight until it is left",
-        source=SOURCE,
-    )
+    ledger.add("autocast copies of weights, vision tower", "autocast_weights", trace.copies, first, until).formula(
+        "2 B × linear weights", 2, trace.copies // 2
+    ).since("autocast keeps the half-precision copy of each fp32 weight until it is left", SOURCE)
     end = f"{name}.forward" if traced.plan.style == "no-grad" else f"{name}.loss"
     if keeps_outputs and traced.plan.style != "no-grad":
         end = f"{name}.embedding-backward"
-    ledger.add(
-        "image tokens, held by the model's outputs",
-        "activations",
-        trace.outputs,
-        first,
-        end,
-        template="image tokens × h × bytes",
-        why="image_hidden_states of the outputs",
-        source=SOURCE,
-    )
+    ledger.add("image tokens, held by the model's outputs", "activations", trace.outputs, first, end).formula(
+        "image tokens × h × bytes"
+    ).since("image_hidden_states of the outputs", SOURCE)
     if loss_within(traced) and traced.plan.style == "plain" and not traced.layers[0].keeps_input:
         ledger.add(
             "embedded sequence, held by the model's forward",
             "activations",
             traced.layers[0].boundary,
             at=f"{name}.loss",
-            template="T × h × bytes",
-            numbers=(traced.layers[0].boundary,),
-            why="the class computes the loss where it embeds the images",
-            source="transformers 5.23 modeling_llama4.py",
+        ).formula("T × h × bytes", traced.layers[0].boundary).since(
+            "the class computes the loss where it embeds the images", "transformers 5.23 modeling_llama4.py"
         )
 
 
@@ -108,7 +82,7 @@ def enter_tower_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     inside, size = f"{name}.vision-backward", trace.backward
     if traced.plan.copies_out:  # FSDP2 reduces its gradients block by block
         size = trace.alone or size
-    ledger.add("vision tower, backward", "activations", size, at=inside, why="the most within it", source=SOURCE)
+    ledger.add("vision tower, backward", "activations", size, at=inside).since("the most within it", SOURCE)
     if traced.plan.gradients != "keep":
         return
     size = trace.gradients if kept.layers else kept.shard(trace.gradients)
@@ -118,7 +92,6 @@ def enter_tower_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
         size,
         f"{name}.embedding-backward",
         kept.last(ledger, name) if kept.layers else "",
-        template="elements × gradient bytes",
-        why="each weight's gradient is kept from its backward to the optimizer's step",
-        source=SOURCE,
+    ).formula("elements × gradient bytes").since(
+        "each weight's gradient is kept from its backward to the optimizer's step", SOURCE
     )

@@ -20,16 +20,9 @@ FLAT = "torch 2.13 distributed/fsdp/_flat_param.py"
 
 def add_gathered(ledger: Ledger, label: str, size: int, born: str, dies: str, why: str) -> None:
     """A row of a gathered flat parameter."""
-    ledger.add(
-        f"gathered {label}",
-        "gathered_parameters",
-        size,
-        born,
-        dies,
-        template="elements of the flat parameter × bytes",
-        why=why,
-        source=f"{FLAT}: _alloc_padded_unsharded_flat_param",
-    )
+    ledger.add(f"gathered {label}", "gathered_parameters", size, born, dies).formula(
+        "elements of the flat parameter × bytes"
+    ).since(why, f"{FLAT}: _alloc_padded_unsharded_flat_param")
 
 
 def gathered_next(own: Frame, traced: TracedPass, within: bool, stays: bool) -> int:
@@ -90,12 +83,6 @@ def enter_layer_above(ledger: Ledger, recipe: Recipe, own: Frame, traced: Traced
 def _enter_waiting(ledger: Ledger, label: str, gathered: int, gradients: int, instant: str) -> None:
     why = "forward_prefetch: its views are older than the layer before it"
     add_gathered(ledger, f"{label}, whose gradients wait", gathered, instant, instant, why)
-    ledger.add(
-        f"gradients of {label}, not yet flat",
-        "gradients",
-        gradients,
-        at=instant,
-        template="elements × bytes",
-        why=why,
-        source="torch 2.13 csrc/autograd/engine.cpp: CompareNodeTaskTime",
-    )
+    ledger.add(f"gradients of {label}, not yet flat", "gradients", gradients, at=instant).formula(
+        "elements × bytes"
+    ).since(why, "torch 2.13 csrc/autograd/engine.cpp: CompareNodeTaskTime")

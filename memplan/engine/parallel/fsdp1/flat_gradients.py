@@ -33,15 +33,9 @@ def enter_flat(
     else:
         add_gathered(ledger, f"after {label}", below.gathered, instant, instant, "gathered ahead")
         size, why = reduction - below.gathered, "cast for the reduction, and scattered"
-    ledger.add(
-        f"flat gradient of {label}",
-        "buffers",
-        size,
-        at=instant,
-        template="elements of the flat parameter × bytes",
-        why=why,
-        source=f"{RUN}: _post_backward_hook, _reduce_grad",
-    )
+    ledger.add(f"flat gradient of {label}", "buffers", size, at=instant).formula(
+        "elements of the flat parameter × bytes"
+    ).since(why, f"{RUN}: _post_backward_hook, _reduce_grad")
 
 
 def enter_last_step(ledger: Ledger, recipe: Recipe, unit: Unit, above: list[Unit], instant: str, label: str) -> None:
@@ -50,12 +44,6 @@ def enter_last_step(ledger: Ledger, recipe: Recipe, unit: Unit, above: list[Unit
     gone = sum(other.gradients - other.shard for other in above)
     gone += sum(other.gathered for other in above) if never_freed(recipe, 3) else 0
     more = _flat_reduction(unit, recipe) - gone - unit.gradients - unit.gathered
-    ledger.add(
-        f"reduction of {label}, last micro-step",
-        "buffers",
-        max(0, more),
-        at=instant,
-        template="elements of the flat parameter × bytes",
-        why="what waited is cast and scattered",
-        source=f"{RUN}: _reduce_grad",
-    )
+    ledger.add(f"reduction of {label}, last micro-step", "buffers", max(0, more), at=instant).formula(
+        "elements of the flat parameter × bytes"
+    ).since("what waited is cast and scattered", f"{RUN}: _reduce_grad")

@@ -36,15 +36,11 @@ def enter_held_inputs(
     size = 2 * sum(trace.boundary for trace in above)
     if inside and above:  # the gradient that the layer above has left is counted as this layer's own
         size -= above[0].boundary
-    ledger.add(
-        f"inputs of checkpoints above layer {i}, and their gradients",
-        "activations",
-        size,
-        at=instant,
-        template="layers × 2 × T × h × bytes",
-        numbers=(len(above), 2, traced.layers[i].boundary),
-        why="held by the hooks that reshard frozen units",
-        source=f"{RUN}: _register_post_backward_reshard_only_hook; torch.autograd.graph.register_multi_grad_hook",
+    ledger.add(f"inputs of checkpoints above layer {i}, and their gradients", "activations", size, at=instant).formula(
+        "layers × 2 × T × h × bytes", len(above), 2, traced.layers[i].boundary
+    ).since(
+        "held by the hooks that reshard frozen units",
+        f"{RUN}: _register_post_backward_reshard_only_hook; torch.autograd.graph.register_multi_grad_hook",
     )
 
 

@@ -167,13 +167,8 @@ def _enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPa
         enter_held_inputs(ledger, recipe, traced, i, end)
         _gathered(ledger, "layers below", earlier if stays else 0, end, end, "SHARD_GRAD_OP")
         ledger.add(
-            f"gradient of the residual stream, below layer {i}",
-            "temporaries",
-            traced.layers[i].boundary,
-            at=end,
-            template="T × h × bytes",
-            source="torch.autograd",
-        )
+            f"gradient of the residual stream, below layer {i}", "temporaries", traced.layers[i].boundary, at=end
+        ).formula("T × h × bytes").since(source="torch.autograd")
         post = recipe.sharding.fsdp.backward_prefetch != "NO_PREFETCH" and i and not stays
         post = post and bool(traced.layers[i - 1].backward)
         under = own.layers[i - 1] if post else NO_UNIT
@@ -222,16 +217,9 @@ def _enter_waiting(ledger: Ledger, recipe: Recipe, own: Frame, backwards: list[T
 
 
 def _whole(ledger: Ledger, label: str, size: int, born: str, dies: str) -> None:
-    ledger.add(
-        f"flat gradients of {label}, unreduced",
-        "gradients",
-        size,
-        born,
-        dies,
-        template="elements × bytes",
-        why="they wait for the rejected half's",
-        source=f"{RUN}: no_sync",
-    )
+    ledger.add(f"flat gradients of {label}, unreduced", "gradients", size, born, dies).formula(
+        "elements × bytes"
+    ).since("they wait for the rejected half's", f"{RUN}: no_sync")
 
 
 def _enter_shards(ledger: Ledger, own: Frame, traced: TracedPass) -> None:
@@ -255,14 +243,6 @@ def _kept(shard: int, place: str) -> int:
 
 
 def _shards(ledger: Ledger, label: str, size: int, born: str, place: str) -> None:
-    ledger.add(
-        f"shards of the gradients of {label}",
-        "gradients",
-        size,
-        born,
-        "",
-        place=place,
-        template="elements / ranks × bytes",
-        why="reduced, in the dtype of the stored weights",
-        source=f"{RUN}: _accumulate_sharded_grad",
-    )
+    ledger.add(f"shards of the gradients of {label}", "gradients", size, born, "", place=place).formula(
+        "elements / ranks × bytes"
+    ).since("reduced, in the dtype of the stored weights", f"{RUN}: _accumulate_sharded_grad")

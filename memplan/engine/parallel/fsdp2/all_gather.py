@@ -24,15 +24,11 @@ Stage = tuple[TracedPass, str]
 def enter_root(ledger: Ledger, own: Frame, label: str, born: str, dies: str) -> None:
     """What is whole from the first forward to the end of backward: the root, and a tail with a tied embedding."""
     for name, size in (label, own.root.gathered), ("tail (norm, tied head)", own.tail.gathered if own.opens else 0):
-        ledger.add(
-            f"gathered {name}",
-            "gathered_parameters",
-            size,
-            born,
-            dies,
-            template="padded elements × bytes",
-            why="FSDP2 does not reshard the root after forward; only the end of a backward does",
-            source=f"{SOURCE}/_fsdp_state.py: _lazy_init",
+        ledger.add(f"gathered {name}", "gathered_parameters", size, born, dies).formula(
+            "padded elements × bytes"
+        ).since(
+            "FSDP2 does not reshard the root after forward; only the end of a backward does",
+            f"{SOURCE}/_fsdp_state.py: _lazy_init",
         )
 
 
@@ -67,26 +63,18 @@ def enter_first_gather(ledger: Ledger, own: Frame, traced: TracedPass, instant: 
     """What is gathered until the first layer has its weights, beside its input."""
     label, why = "all-gathers of the root and the first layer", "held until the next copy-out"
     gathered(ledger, label, first_gather(own, traced), instant, why)
-    ledger.add(
-        "embedding output",
-        "activations",
-        traced.layers[0].boundary,
-        at=instant,
-        template="T × h × bytes",
-        why="the first layer is gathered when its input is there",
-        source=SOURCE,
+    ledger.add("embedding output", "activations", traced.layers[0].boundary, at=instant).formula("T × h × bytes").since(
+        "the first layer is gathered when its input is there", SOURCE
     )
 
 
 def enter_left(ledger: Ledger, units: list[Unit], own: Frame, label: str) -> None:
     """What no backward reshards, nor frees: it waits for the next forward."""
     ledger.add(
-        f"gathered {label}, left from their forward",
-        "gathered_parameters",
-        sum(own.kept(unit) for unit in units),
-        template="padded elements × bytes",
-        why=f"reshard_after_forward={own.resharding}: only a backward frees it",
-        source=f"{SOURCE}/_fsdp_param.py: to_sharded_post_forward",
+        f"gathered {label}, left from their forward", "gathered_parameters", sum(own.kept(unit) for unit in units)
+    ).formula("padded elements × bytes").since(
+        f"reshard_after_forward={own.resharding}: only a backward frees it",
+        f"{SOURCE}/_fsdp_param.py: to_sharded_post_forward",
     )
 
 
@@ -104,10 +92,10 @@ def _enter_uneven(ledger: Ledger, recipe: Recipe, traced: TracedPass, within: st
         0,
         within,
         last if last in ledger.index else within,
-        template="0 to tokens × k × (3h + 4F) × bytes, for each layer that is held",
-        why="how evenly tokens reach experts is not told: a rank may receive twice the mean",
-        source="torchtitan 0.2.2 distributed/expert_parallel.py: output_splits follow the routing",
         high=rows * recipe.numerics.itemsize,
+    ).formula("0 to tokens × k × (3h + 4F) × bytes, for each layer that is held").since(
+        "how evenly tokens reach experts is not told: a rank may receive twice the mean",
+        "torchtitan 0.2.2 distributed/expert_parallel.py: output_splits follow the routing",
     )
 
 
@@ -204,13 +192,8 @@ def enter_backward(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPas
     if tail and tail.gathered:
         enter_tail_reduction(ledger, tail, f"{name}.tail-reduce", reduces, waits_for_reduction(recipe))
     ledger.add(
-        "gradient of the residual stream, last layer",
-        "temporaries",
-        traced.input_gradient,
-        at=f"{name}.tail-reduce",
-        template="T × h × bytes",
-        source="torch.autograd",
-    )
+        "gradient of the residual stream, last layer", "temporaries", traced.input_gradient, at=f"{name}.tail-reduce"
+    ).formula("T × h × bytes").since(source="torch.autograd")
     above = [*own.layers[1:], tail or NOTHING]
     for i in traced.backward_layers:
         below = own.layers[i - 1] if i else own.before_layers
@@ -269,13 +252,8 @@ def _enter_layer_end(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedP
     """After a layer's backward: the gradient that goes down, the reduction, the next layer's copy-out."""
     instant = traced.end_of(i)
     ledger.add(
-        f"gradient of the residual stream, below layer {i}",
-        "temporaries",
-        traced.layers[i].boundary,
-        at=instant,
-        template="T × h × bytes",
-        source="torch.autograd",
-    )
+        f"gradient of the residual stream, below layer {i}", "temporaries", traced.layers[i].boundary, at=instant
+    ).formula("T × h × bytes").since(source="torch.autograd")
     below = own.layers[i - 1] if i else own.before_layers
     kept = own.first_kept + own.kept_until(i)
     gathered(ledger, "layers below", kept, instant, "reshard_after_forward")

@@ -12,19 +12,13 @@ SOURCE = "torch 2.13 distributed/fsdp/_fully_shard"
 def gathered(ledger: Ledger, label: str, size: int, instant: str, why: str, dies: str = "") -> None:
     """A row of whole weights, at one instant or from one to another."""
     template = "padded elements × bytes"
-    ledger.add(label, "gathered_parameters", size, instant, dies or instant, template=template, why=why, source=SOURCE)
+    ledger.add(label, "gathered_parameters", size, instant, dies or instant).formula(template).since(why, SOURCE)
 
 
 def reduction(ledger: Ledger, label: str, size: int, instant: str, why: str = "kept until the next unit's") -> None:
     """A row of a reduce-scatter."""
-    ledger.add(
-        label,
-        "buffers",
-        size,
-        at=instant,
-        template="padded elements × reduce bytes",
-        why=why,
-        source=f"{SOURCE}/_fsdp_param_group.py: post_backward",
+    ledger.add(label, "buffers", size, at=instant).formula("padded elements × reduce bytes").since(
+        why, f"{SOURCE}/_fsdp_param_group.py: post_backward"
     )
 
 
@@ -46,13 +40,9 @@ def enter_reduction(
     if not reduces:
         first = not recipe.accumulates and recipe.storage.reduce_itemsize != recipe.numerics.itemsize
         ledger.add(
-            f"whole gradients of {label}",
-            "gradients",
-            max(unit.waiting if first else unit.gradients, out),
-            at=instant,
-            template="elements × bytes",
-            why="cast and added to those that wait",
-            source=f"{SOURCE}/_fsdp_param.py: to_accumulated_grad_if_needed",
+            f"whole gradients of {label}", "gradients", max(unit.waiting if first else unit.gradients, out), at=instant
+        ).formula("elements × bytes").since(
+            "cast and added to those that wait", f"{SOURCE}/_fsdp_param.py: to_accumulated_grad_if_needed"
         )
         return
     scattered = unit.scattered + unit.last

@@ -245,21 +245,13 @@ def _enter_held(ledger: Ledger, own: Frame, traced: TracedPass, adds: bool) -> N
             sum(unit.replicated if adds else unit.held for unit in units),
             born,
             f"{traced.plan.name}.reduce",
-            template="padded elements / ranks × reduce bytes",
-            why="hybrid sharding holds what it all-reduces until backward is done (AllReduceState)",
-            source=f"{SOURCE}/_fsdp_param_group.py: finalize_backward",
+        ).formula("padded elements / ranks × reduce bytes").since(
+            "hybrid sharding holds what it all-reduces until backward is done (AllReduceState)",
+            f"{SOURCE}/_fsdp_param_group.py: finalize_backward",
         )
 
 
 def _gradients(ledger: Ledger, label: str, size: int, born: str, dies: str, why: str, place: str = "gpu") -> None:
-    ledger.add(
-        label,
-        "gradients",
-        size,
-        born,
-        dies,
-        place=place,
-        template="padded elements × bytes",
-        why=why,
-        source=f"{SOURCE}/_fsdp_param_group.py: reduce_grads",
+    ledger.add(label, "gradients", size, born, dies, place=place).formula("padded elements × bytes").since(
+        why, f"{SOURCE}/_fsdp_param_group.py: reduce_grads"
     )

@@ -22,9 +22,8 @@ def enter_pools(ledger: Ledger, own: Frame, gather: str, before_layers: str, acc
         ledger.after(gather),
         "",
         meter="reserved",
-        template="largest padded elements × bytes",
-        why="the all-gather's stream keeps the segments of its largest output",
-        source=SOURCE,
+    ).formula("largest padded elements × bytes").since(
+        "the all-gather's stream keeps the segments of its largest output", SOURCE
     )
     ledger.add(
         "segments of gradient shards",
@@ -33,7 +32,6 @@ def enter_pools(ledger: Ledger, own: Frame, gather: str, before_layers: str, acc
         "",
         ledger.before(ledger.schedule[-1]) if accumulates else before_layers,
         meter="reserved",
-        template="padded elements / ranks × bytes",
-        why="the reduction's stream keeps the segments of last step's gradients",
-        source=SOURCE,
+    ).formula("padded elements / ranks × bytes").since(
+        "the reduction's stream keeps the segments of last step's gradients", SOURCE
     )

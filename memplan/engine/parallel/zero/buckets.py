@@ -64,12 +64,11 @@ def _enter_bucket(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str
                 waiting * e,
                 born,
                 end,
-                template="elements until the bucket is full × bytes",
-                numbers=(waiting, e),
-                why="contiguous_gradients false: gradients stay where they are until enough of them are there",
-                source=f"{SOURCE}: buffered_reduce_fallback",
                 low=0,
                 high=min(waiting + max(map(largest, groups)), trained) * e,
+            ).formula("elements until the bucket is full × bytes", waiting, e).since(
+                "contiguous_gradients false: gradients stay where they are until enough of them are there",
+                f"{SOURCE}: buffered_reduce_fallback",
             )
         return
     buckets = 2 if zero.overlap_comm else 1
@@ -79,10 +78,9 @@ def _enter_bucket(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str
         zero.reduce_bucket_size * e * buckets,
         "" if recipe.accumulates and recipe.zero_stage == 1 else born,
         end,
-        template="reduce_bucket_size × bytes × buckets",
-        numbers=(zero.reduce_bucket_size, e, buckets),
-        why="gradients are copied into a bucket and reduced together; overlap_comm fills a second meanwhile",
-        source=f"{SOURCE}: setup_buckets",
+    ).formula("reduce_bucket_size × bytes × buckets", zero.reduce_bucket_size, e, buckets).since(
+        "gradients are copied into a bucket and reduced together; overlap_comm fills a second meanwhile",
+        f"{SOURCE}: setup_buckets",
     )
 
 
@@ -100,14 +98,11 @@ def _enter_owned(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str,
     elements = owned_elements(groups)
     adds = (recipe.accumulates and recipe.zero_stage == 2) or (takes and _runs_back_by_halves(recipe))
     if adds and recipe.accumulates:
-        ledger.add(
-            "accumulated gradients",
-            "gradients",
-            elements * e,
-            template="Σ parameters that touch the rank's part × bytes",
-            numbers=(elements, e),
-            why="kept from micro-step to micro-step, in the model's dtype whatever grad_accum_dtype says",
-            source=f"{SOURCE}: all_grad_tensors, get_all_grad_tensors",
+        ledger.add("accumulated gradients", "gradients", elements * e).formula(
+            "Σ parameters that touch the rank's part × bytes", elements, e
+        ).since(
+            "kept from micro-step to micro-step, in the model's dtype whatever grad_accum_dtype says",
+            f"{SOURCE}: all_grad_tensors, get_all_grad_tensors",
         )
     ledger.add(
         "gradients in partition",
@@ -115,11 +110,10 @@ def _enter_owned(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str,
         elements * e,
         born,
         end if adds else "",
-        template="Σ parameters that touch the rank's part × bytes",
-        numbers=(elements, e),
-        why="one buffer, allocated whole when the first of the rank's gradients has been reduced",
-        source=f"{SOURCE}: copy_grads_in_partition",
         low=0 if takes and not adds and born != end else -1,
+    ).formula("Σ parameters that touch the rank's part × bytes", elements, e).since(
+        "one buffer, allocated whole when the first of the rank's gradients has been reduced",
+        f"{SOURCE}: copy_grads_in_partition",
     )
 
 
@@ -146,12 +140,16 @@ def _enter_copies(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str
         max(0, (copied if always else 0) + wide * cast - kept),
         born,
         end,
-        template="elements of a full bucket × (bytes, where parts of several ranks meet in it, + communication bytes)",
-        numbers=(bucket, e if always and flattens else 0, cast),
-        why="a bucket that holds parts of several ranks is flattened into a copy",
-        source=f"{SOURCE}: average_tensor, allreduce_bucket",
         low=0,
         high=max(0, copied + wide * cast - kept),
+    ).formula(
+        "elements of a full bucket × (bytes, where parts of several ranks meet in it, + communication bytes)",
+        bucket,
+        e if always and flattens else 0,
+        cast,
+    ).since(
+        "a bucket that holds parts of several ranks is flattened into a copy",
+        f"{SOURCE}: average_tensor, allreduce_bucket",
     )
 
 
@@ -175,15 +173,11 @@ def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: Sequence[Group]
     sizes = tuple(group.flat for group in groups) if of_bf16 else sizes_in_order(weights)
     several, whole = buckets_of(sizes)
     cast = zero.communication if zero.communication != e else 0
-    ledger.add(
-        "copies of the bucket",
-        "buffers",
-        several * e + whole * cast,
-        at=end,
-        template="elements of the largest bucket × bytes, + × communication bytes where they differ",
-        numbers=(several, e, whole, cast),
-        why="buckets of 500 million elements and what crosses it, flattened unless one tensor fills them",
-        source="deepspeed 0.19 runtime/engine.py: allreduce_no_retain, allreduce_bucket",
+    ledger.add("copies of the bucket", "buffers", several * e + whole * cast, at=end).formula(
+        "elements of the largest bucket × bytes, + × communication bytes where they differ", several, e, whole, cast
+    ).since(
+        "buckets of 500 million elements and what crosses it, flattened unless one tensor fills them",
+        "deepspeed 0.19 runtime/engine.py: allreduce_no_retain, allreduce_bucket",
     )
 
 
@@ -225,16 +219,9 @@ def _enter_first_half(ledger: Ledger, recipe: Recipe, weights: list[Weight], sec
     if recipe.several:
         _enter_copies(ledger, recipe, groups, flushes, end, takes)
     elements, e = owned_elements(groups), weight_itemsize(recipe, groups[0])
-    ledger.add(
-        "gradients of the first half",
-        "gradients",
-        elements * e,
-        flushes,
-        template="Σ parameters that touch the rank's part × bytes",
-        numbers=(elements, e),
-        why="those of the second half are added to them",
-        source=f"{SOURCE}: all_grad_tensors, get_all_grad_tensors",
-    )
+    ledger.add("gradients of the first half", "gradients", elements * e, flushes).formula(
+        "Σ parameters that touch the rank's part × bytes", elements, e
+    ).since("those of the second half are added to them", f"{SOURCE}: all_grad_tensors, get_all_grad_tensors")
 
 
 def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Iterable[Stage]) -> None:

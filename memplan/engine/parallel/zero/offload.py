@@ -64,37 +64,29 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, tensors: list[tuple[Stepped
     _host(ledger, f"fp32 master weights on the host{of}", "master_weights", kept, FP32, locked, _MASTER)
     _host(ledger, f"fp32 gradients on the host{of}", "gradients", kept, FP32, where.pinned, _GRADIENTS)
     ledger.add(
-        f"{recipe.optimizer.row.title} states on the host{of}",
-        "optimizer_states",
-        states,
-        place="host",
-        template="elements / ranks × state bytes",
-        numbers=(sum(kept), round(states / max(sum(kept), 1), 4)),
-        why="DeepSpeed steps on the host, where the states stay",
-        source="deepspeed 0.19 ops/adam/cpu_adam.py, ops/lion/cpu_lion.py",
+        f"{recipe.optimizer.row.title} states on the host{of}", "optimizer_states", states, place="host"
+    ).formula("elements / ranks × state bytes", sum(kept), round(states / max(sum(kept), 1), 4)).since(
+        "DeepSpeed steps on the host, where the states stay",
+        "deepspeed 0.19 ops/adam/cpu_adam.py, ops/lion/cpu_lion.py",
     )
     if not swapped:
         return
     of_states = sum(sum(state_bytes(recipe, tensor)) for tensor, _ in tensors if tensor.elements in swapped)
     ledger.add(
-        f"optimizer's swap files{of}",
-        "optimizer_states",
-        sum(swapped) * 2 * FP32 + of_states,
-        place="nvme",
-        template="elements / ranks × (master 4 + gradient 4 + states)",
-        numbers=(sum(swapped), round(2 * FP32 + of_states / sum(swapped), 4)),
-        why="sub-groups are read from and written to NVMe one at a time",
-        source="deepspeed 0.19 runtime/swap_tensor/partitioned_optimizer_swapper.py",
+        f"optimizer's swap files{of}", "optimizer_states", sum(swapped) * 2 * FP32 + of_states, place="nvme"
+    ).formula(
+        "elements / ranks × (master 4 + gradient 4 + states)",
+        sum(swapped),
+        round(2 * FP32 + of_states / sum(swapped), 4),
+    ).since(
+        "sub-groups are read from and written to NVMe one at a time",
+        "deepspeed 0.19 runtime/swap_tensor/partitioned_optimizer_swapper.py",
     )
     ledger.add(
-        f"optimizer's swap buffers{of}",
-        "buffers",
-        where.buffer_count * max(swapped) * FP32,
-        place="host",
-        template="buffer_count × largest sub-group × 4",
-        numbers=(where.buffer_count, max(swapped), FP32),
-        why="page-locked buffers that sub-groups pass through",
-        source="deepspeed 0.19 runtime/swap_tensor/utils.py: SwapBufferManager",
+        f"optimizer's swap buffers{of}", "buffers", where.buffer_count * max(swapped) * FP32, place="host"
+    ).formula("buffer_count × largest sub-group × 4", where.buffer_count, max(swapped), FP32).since(
+        "page-locked buffers that sub-groups pass through",
+        "deepspeed 0.19 runtime/swap_tensor/utils.py: SwapBufferManager",
     )
 
 
@@ -110,28 +102,17 @@ def _enter_stage_2(ledger: Ledger, recipe: Recipe, groups: list[Group], of: str)
     _host(ledger, f"updated weights on the host{of}", "buffers", [g.partition for g in groups], e, locked, staging)
     buffer = f"{source}: temp_grad_buffer_for_cpu_offload"
     _host(ledger, f"gradient buffer on the host{of}", "buffers", [biggest], e, locked, buffer)
-    ledger.add(
-        f"gradient buffer of the offload{of}",
-        "buffers",
-        biggest * e,
-        template="largest parameter × bytes",
-        numbers=(biggest, e),
-        why="gradients that accumulate on the host come back through it",
-        source=f"{source}: temp_grad_buffer_for_gpu_offload",
-    )
+    ledger.add(f"gradient buffer of the offload{of}", "buffers", biggest * e).formula(
+        "largest parameter × bytes", biggest, e
+    ).since("gradients that accumulate on the host come back through it", f"{source}: temp_grad_buffer_for_gpu_offload")
     if recipe.accumulates:
         exact = sum(owned(group) for group in groups) * e
         size = sum(owned(group, e) for group in groups) if locked else exact
-        ledger.add(
-            f"accumulated gradients on the host{of}",
-            "gradients",
-            size,
-            place="host",
-            template="Σ parameters that touch the rank's part × bytes",
-            numbers=(exact // e, e),
-            why="each has a page-locked buffer of its own, rounded up to a power of two",
-            source=f"{source}: accumulated_grads_in_cpu",
-            low=exact,
+        ledger.add(f"accumulated gradients on the host{of}", "gradients", size, place="host", low=exact).formula(
+            "Σ parameters that touch the rank's part × bytes", exact // e, e
+        ).since(
+            "each has a page-locked buffer of its own, rounded up to a power of two",
+            f"{source}: accumulated_grads_in_cpu",
         )
 
 
@@ -162,25 +143,14 @@ def _enter_parameters(ledger: Ledger, recipe: Recipe, groups: list[Group], froze
             kept.append(min(part, room))
             room -= kept[-1]
         away = whole - sum(kept) + divided(tuple(frozen), recipe.sharding.ranks)
+        ledger.add(f"swap files of the weights{of}", "parameters", away * e, place="nvme").formula(
+            "elements / ranks × bytes", away, e
+        ).since("what max_in_cpu leaves no room for", "deepspeed 0.19 runtime/swap_tensor/partitioned_param_swapper.py")
         ledger.add(
-            f"swap files of the weights{of}",
-            "parameters",
-            away * e,
-            place="nvme",
-            template="elements / ranks × bytes",
-            numbers=(away, e),
-            why="what max_in_cpu leaves no room for",
-            source="deepspeed 0.19 runtime/swap_tensor/partitioned_param_swapper.py",
-        )
-        ledger.add(
-            f"swap buffers of the weights{of}",
-            "buffers",
-            where.buffer_count * where.buffer_size * e,
-            place="host",
-            template="buffer_count × buffer_size × bytes",
-            numbers=(where.buffer_count, where.buffer_size, e),
-            why="page-locked buffers that partitions pass through",
-            source="deepspeed 0.19 runtime/swap_tensor/partitioned_param_swapper.py: _configure_aio",
+            f"swap buffers of the weights{of}", "buffers", where.buffer_count * where.buffer_size * e, place="host"
+        ).formula("buffer_count × buffer_size × bytes", where.buffer_count, where.buffer_size, e).since(
+            "page-locked buffers that partitions pass through",
+            "deepspeed 0.19 runtime/swap_tensor/partitioned_param_swapper.py: _configure_aio",
         )
         parts, frozen = [part for part in kept if part], []
     source = f"{ZERO}/stage3.py: _create_param_groups_fp16_flat_cpu_memory"
@@ -197,14 +167,8 @@ def _host(
     parts = list(parts)
     exact = sum(parts) * itemsize
     size = sum(pinned(part * itemsize) for part in parts) if locked else exact
-    ledger.add(
-        name,
-        category,
-        size,
-        place="host",
-        template="Σ 2^⌈log2(elements × bytes)⌉" if locked else "elements × bytes",
-        numbers=(sum(parts), itemsize),
-        why="page-locked: torch rounds each block up to a power of two" if locked else "ordinary memory of the host",
-        source=source,
-        low=exact if locked else -1,
+    ledger.add(name, category, size, place="host", low=exact if locked else -1).formula(
+        "Σ 2^⌈log2(elements × bytes)⌉" if locked else "elements × bytes", sum(parts), itemsize
+    ).since(
+        "page-locked: torch rounds each block up to a power of two" if locked else "ordinary memory of the host", source
     )

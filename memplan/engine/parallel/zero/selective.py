@@ -38,22 +38,13 @@ def enter_selected_states(ledger: Ledger, recipe: Recipe, groups: list[Group], o
         "optimizer_states",
         2 * (pinned(whole * e) if locked else whole * e),
         place="host" if how.on_host else "gpu",
-        template="2 × selected elements × bytes",
-        numbers=(whole, e),
-        why="the most important columns of every matrix are stepped on by each rank's card",
-        source=STEPS,
+    ).formula("2 × selected elements × bytes", whole, e).since(
+        "the most important columns of every matrix are stepped on by each rank's card", STEPS
     )
     apart = sum(group.partition for group in groups) if how.overlaps else 0
-    ledger.add(
-        f"second gradients and weights before the step{of}",
-        "gradients",
-        8 * apart,
-        place="host",
-        template="elements / ranks × (4 + 4)",
-        numbers=(apart,),
-        why="the host steps in a process of its own while the next step runs",
-        source=WORKER,
-    )
+    ledger.add(f"second gradients and weights before the step{of}", "gradients", 8 * apart, place="host").formula(
+        "elements / ranks × (4 + 4)", apart
+    ).since("the host steps in a process of its own while the next step runs", WORKER)
 
 
 def enter_selected(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str) -> None:
@@ -77,15 +68,6 @@ def enter_selected(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: 
             STEPS,
         ),
     ):
-        ledger.add(
-            name,
-            "optimizer_temporaries",
-            elements * e,
-            begin,
-            step,
-            template="elements × bytes",
-            numbers=(elements, e),
-            why=why,
-            source=source,
-            low=0,
-        )
+        ledger.add(name, "optimizer_temporaries", elements * e, begin, step, low=0).formula(
+            "elements × bytes", elements, e
+        ).since(why, source)

@@ -26,26 +26,17 @@ def enter_lasting(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None
     """What stage 3 allocates for gradients once, for the whole run."""
     zero, groups, own = recipe.sharding.deepspeed, groups_of(recipe, weights), recipe.sharding.deepspeed.communication
     if zero.contiguous_gradients:
-        ledger.add(
-            "reduction bucket",
-            "buffers",
-            zero.reduce_bucket_size * own,
-            template="reduce_bucket_size × bytes",
-            numbers=(zero.reduce_bucket_size, own),
-            why="gradients are copied into a bucket and reduced together; allocated once, whole, for the whole run",
-            source=f"{ZERO}/stage3.py: _setup_for_real_optimizer",
+        ledger.add("reduction bucket", "buffers", zero.reduce_bucket_size * own).formula(
+            "reduce_bucket_size × bytes", zero.reduce_bucket_size, own
+        ).since(
+            "gradients are copied into a bucket and reduced together; allocated once, whole, for the whole run",
+            f"{ZERO}/stage3.py: _setup_for_real_optimizer",
         )
     if not zero.optimizer:
         elements = sum(divided(group.weights, recipe.sharding.ranks) for group in groups)
-        ledger.add(
-            "gradient partitions",
-            "gradients",
-            elements * zero.accumulation,
-            template="Σ ⌈elements / ranks⌉ × bytes",
-            numbers=(elements, zero.accumulation),
-            why="a flat buffer, allocated once",
-            source=f"{ZERO}/stage3.py: grad_partitions_flat_buffer",
-        )
+        ledger.add("gradient partitions", "gradients", elements * zero.accumulation).formula(
+            "Σ ⌈elements / ranks⌉ × bytes", elements, zero.accumulation
+        ).since("a flat buffer, allocated once", f"{ZERO}/stage3.py: grad_partitions_flat_buffer")
 
 
 def enter_zero3(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str, name: str) -> None:
@@ -60,17 +51,11 @@ def enter_zero3(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str
     if recipe.several and groups and zero.quantised_gradients:
         _enter_quantised_reduction(ledger, recipe, max(largest(group) for group in groups), born, end)
     elif recipe.several and copies and groups:
-        ledger.add(
-            "copies of the bucket",
-            "buffers",
-            bucket * own * copies,
-            born,
-            end,
-            template="elements of a full bucket × bytes × copies",
-            numbers=(bucket, own, copies),
-            why="the reduce-scatter interleaves the ranks' parts in a copy, made when a bucket is full",
-            source="deepspeed 0.19 runtime/comm/coalesced_collectives.py: reduce_scatter_coalesced",
-            low=0,
+        ledger.add("copies of the bucket", "buffers", bucket * own * copies, born, end, low=0).formula(
+            "elements of a full bucket × bytes × copies", bucket, own, copies
+        ).since(
+            "the reduce-scatter interleaves the ranks' parts in a copy, made when a bucket is full",
+            "deepspeed 0.19 runtime/comm/coalesced_collectives.py: reduce_scatter_coalesced",
         )
     if zero.optimizer and groups:
         enter_norms(ledger, [w for g in groups for w in g.weights], recipe.sharding.ranks, born, end, zero.accumulation)
@@ -87,11 +72,15 @@ def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, bo
         elements + elements // local * (1 + recipe.sharding.deepspeed.communication),
         born,
         end,
-        template="n × (1/2 + 1/2) + n / GPUs of a node × (1/2 + 1/2 + bytes)",
-        numbers=(elements, local, recipe.sharding.deepspeed.communication),
-        why="zero_quantized_gradients: two all-to-alls in 4 bits in place of the reduce-scatter, a gradient at a time",
-        source="deepspeed 0.19 runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce",
         low=0,
+    ).formula(
+        "n × (1/2 + 1/2) + n / GPUs of a node × (1/2 + 1/2 + bytes)",
+        elements,
+        local,
+        recipe.sharding.deepspeed.communication,
+    ).since(
+        "zero_quantized_gradients: two all-to-alls in 4 bits in place of the reduce-scatter, a gradient at a time",
+        "deepspeed 0.19 runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce",
     )
 
 
@@ -110,16 +99,10 @@ def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, en
         part = min(whole, NORM_PIECE)
         if ledger.index[first] <= ledger.index[dies]:
             ledger.add(
-                f"norm of {label} in double precision",
-                "temporaries",
-                part * FP64 + whole * back,
-                first,
-                dies,
-                template="elements of the rank's part × (8 + bytes of the copy)",
-                numbers=(part, FP64, whole, back),
-                why="norms accumulate in fp64, and the part is cast for it",
-                source=f"{ZERO}/utils.py: get_norm_dtype; stage3.py: _constant_buffered_norm2",
-                low=0,
+                f"norm of {label} in double precision", "temporaries", part * FP64 + whole * back, first, dies, low=0
+            ).formula("elements of the rank's part × (8 + bytes of the copy)", part, FP64, whole, back).since(
+                "norms accumulate in fp64, and the part is cast for it",
+                f"{ZERO}/utils.py: get_norm_dtype; stage3.py: _constant_buffered_norm2",
             )
 
 
@@ -169,16 +152,11 @@ def enter_left(ledger: Ledger, recipe: Recipe, traced: TracedPass, instants: Ite
     left, e = _figures(recipe, traced, trained=True)["head"].left, traced.plan.mode.numerics.itemsize
     for instant in instants:
         if instant in ledger.index:
-            ledger.add(
-                "weights left gathered",
-                "gathered_parameters",
-                left * e,
-                at=instant,
-                template="gathered elements × bytes",
-                numbers=(left, e),
-                why="the backward uses them again within max_reuse_distance; another model's engine has its own",
-                source=f"{ZERO}/partitioned_param_coordinator.py: __params_to_release",
-                low=0,
+            ledger.add("weights left gathered", "gathered_parameters", left * e, at=instant, low=0).formula(
+                "gathered elements × bytes", left, e
+            ).since(
+                "the backward uses them again within max_reuse_distance; another model's engine has its own",
+                f"{ZERO}/partitioned_param_coordinator.py: __params_to_release",
             )
 
 
@@ -197,12 +175,11 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: st
                 "gathered_parameters",
                 elements * e,
                 at=instant,
-                template="gathered elements × bytes",
-                numbers=(elements, e),
-                why="the module in use, what is fetched ahead, and what is used again within max_reuse_distance",
-                source=f"{ZERO}/partitioned_param_coordinator.py",
                 low=min(low, elements) * e,
                 high=(elements + ahead * (1 + recipe.sharding.deepspeed.quantised_weights)) * e,
+            ).formula("gathered elements × bytes", elements, e).since(
+                "the module in use, what is fetched ahead, and what is used again within max_reuse_distance",
+                f"{ZERO}/partitioned_param_coordinator.py",
             )
 
     name, backward_layers = plan.name, traced.backward_layers

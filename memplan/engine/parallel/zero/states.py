@@ -114,11 +114,7 @@ def _enter_weights(ledger: Ledger, recipe: Recipe, groups: list[Group], owner: s
         f"{'adapters' if adapters else 'weights'} of the {owner}",
         "adapters" if adapters else "parameters",
         elements * itemsize,
-        template=template,
-        numbers=(elements, itemsize),
-        why=why,
-        source=SOURCES[wrapper],
-    )
+    ).formula(template, elements, itemsize).since(why, SOURCES[wrapper])
 
 
 def _enter_frozen_partitions(ledger: Ledger, recipe: Recipe, frozen: list[Weight], held: Held, owner: str) -> None:
@@ -134,23 +130,19 @@ def _enter_frozen_partitions(ledger: Ledger, recipe: Recipe, frozen: list[Weight
         elements - divided(tuple(small), recipe.sharding.ranks) if recipe.sharding.deepspeed.quantised_frozen else 0
     )
     ledger.add(
-        f"frozen weights of the {owner}",
-        "parameters",
-        (elements - packed) * recipe.storage.precision.weights,
-        template="Σ ⌈elements / ranks⌉ × bytes",
-        numbers=(elements - packed, recipe.storage.precision.weights),
-        why="each parameter is divided over the ranks, padded to a multiple of them",
-        source=f"{ZERO}/partition_parameters.py: _partition_param",
+        f"frozen weights of the {owner}", "parameters", (elements - packed) * recipe.storage.precision.weights
+    ).formula("Σ ⌈elements / ranks⌉ × bytes", elements - packed, recipe.storage.precision.weights).since(
+        "each parameter is divided over the ranks, padded to a multiple of them",
+        f"{ZERO}/partition_parameters.py: _partition_param",
     )
     ledger.add(
         f"quantised frozen weights of the {owner}",
         "parameters",
         packed + packed // GROUP_OF_8_BITS * FP32,
-        template="Σ ⌈elements / ranks⌉ × (1 + 4 / 4000)",
-        numbers=(packed, 1 + FP32 / GROUP_OF_8_BITS),
-        why="zero_quantized_nontrainable_weights: 8-bit integers, a scale for each 4,000 to 8,000",
-        source=f"{ZERO}/stage3.py: quantize_nontrainable_params; partition_parameters.py: CUDAQuantizer",
         low=packed + packed // (2 * GROUP_OF_8_BITS) * FP32,
+    ).formula("Σ ⌈elements / ranks⌉ × (1 + 4 / 4000)", packed, 1 + FP32 / GROUP_OF_8_BITS).since(
+        "zero_quantized_nontrainable_weights: 8-bit integers, a scale for each 4,000 to 8,000",
+        f"{ZERO}/stage3.py: quantize_nontrainable_params; partition_parameters.py: CUDAQuantizer",
     )
 
 
@@ -178,15 +170,13 @@ def _enter_persistent(ledger: Ledger, recipe: Recipe, weights: list[Weight], of_
     if not recipe.several and not zero.parameters:
         return
     stored, small = _as_stored(recipe, weights), persistent_bytes(recipe, weights)
-    ledger.add(
-        f"persistent parameters{of_owner}",
-        "gathered_parameters",
-        small,
-        dies=ledger.schedule[-2],
-        template="Σ elements of parameters up to the threshold × bytes",
-        numbers=(small // recipe.storage.precision.weights, recipe.storage.precision.weights),
-        why=f"parameters of {zero.param_persistence_threshold:,} elements or fewer stay whole, but in the step",
-        source=f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
+    ledger.add(f"persistent parameters{of_owner}", "gathered_parameters", small, dies=ledger.schedule[-2]).formula(
+        "Σ elements of parameters up to the threshold × bytes",
+        small // recipe.storage.precision.weights,
+        recipe.storage.precision.weights,
+    ).since(
+        f"parameters of {zero.param_persistence_threshold:,} elements or fewer stay whole, but in the step",
+        f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
     )
     if zero.hpz > 1 and not zero.parameters:
         released = [w for w in stored if w.elements > zero.param_persistence_threshold]
@@ -194,13 +184,14 @@ def _enter_persistent(ledger: Ledger, recipe: Recipe, weights: list[Weight], of_
             -(-w.elements // recipe.sharding.ranks) * recipe.sharding.ranks // zero.hpz * w.copies for w in released
         )
         ledger.add(
-            f"hpZ's second partition{of_owner}",
-            "parameters",
-            elements * recipe.storage.precision.weights,
-            template="padded elements of what is released / zero_hpz_partition_size × bytes",
-            numbers=(elements, recipe.storage.precision.weights),
-            why="backward gathers within the node, from a copy that the forward leaves there",
-            source=f"{ZERO}/partition_parameters.py: _partition_param_sec",
+            f"hpZ's second partition{of_owner}", "parameters", elements * recipe.storage.precision.weights
+        ).formula(
+            "padded elements of what is released / zero_hpz_partition_size × bytes",
+            elements,
+            recipe.storage.precision.weights,
+        ).since(
+            "backward gathers within the node, from a copy that the forward leaves there",
+            f"{ZERO}/partition_parameters.py: _partition_param_sec",
         )
 
 
@@ -215,35 +206,23 @@ def _enter_masters(ledger: Ledger, recipe: Recipe, groups: list[Group], of_owner
             off = moved(recipe, groups, group, parts)
             elements += sum(part for part, is_off in zip(parts, off, strict=True) if not is_off)
     over = f" / {recipe.sharding.ranks} ranks" if recipe.zero_stage and recipe.several else ""
-    ledger.add(
-        f"fp32 master weights{of_owner}",
-        "master_weights",
-        elements * FP32,
-        template=f"elements{over} × 4",
-        numbers=(elements, FP32),
-        why="the optimizer steps on an fp32 copy of the weights",
-        source=SOURCES[zero.wrapper],
-    )
+    ledger.add(f"fp32 master weights{of_owner}", "master_weights", elements * FP32).formula(
+        f"elements{over} × 4", elements, FP32
+    ).since("the optimizer steps on an fp32 copy of the weights", SOURCES[zero.wrapper])
     if zero.optimizer and elements:
-        ledger.add(
-            f"fp32 gradients of sub-groups on the card{of_owner}",
-            "gradients",
-            elements * FP32,
-            template="elements / ranks × 4",
-            numbers=(elements, FP32),
-            why="sub-groups that ratio leaves on the card keep their fp32 gradients between steps",
-            source=f"{ZERO}/stage3.py: initialize_optimizer_states",
+        ledger.add(f"fp32 gradients of sub-groups on the card{of_owner}", "gradients", elements * FP32).formula(
+            "elements / ranks × 4", elements, FP32
+        ).since(
+            "sub-groups that ratio leaves on the card keep their fp32 gradients between steps",
+            f"{ZERO}/stage3.py: initialize_optimizer_states",
         )
     if zero.wrapper == "bf16":
         flat_ = sum(group.flat for group in groups)
-        ledger.add(
-            f"fp32 gradients{of_owner}",
-            "gradients",
-            flat_ * FP32,
-            template="⌈elements / (2·ranks)⌉ · 2·ranks × 4",
-            numbers=(flat_, FP32),
-            why="BF16_Optimizer adds each micro-step's gradients to a whole fp32 buffer that stays",
-            source="deepspeed 0.19 runtime/bf16_optimizer.py: fp32_groups_gradients_flat",
+        ledger.add(f"fp32 gradients{of_owner}", "gradients", flat_ * FP32).formula(
+            "⌈elements / (2·ranks)⌉ · 2·ranks × 4", flat_, FP32
+        ).since(
+            "BF16_Optimizer adds each micro-step's gradients to a whole fp32 buffer that stays",
+            "deepspeed 0.19 runtime/bf16_optimizer.py: fp32_groups_gradients_flat",
         )
 
 
@@ -263,19 +242,15 @@ def enter_resident_partitions(
         category,
         sum(map(pinned, parts)) if away and zero.parameters.pinned else elements * itemsize,
         place="host" if away else "gpu",
-        template="Σ ⌈elements / ranks⌉ × bytes",
-        numbers=(elements, itemsize),
-        why="frozen weights, split over the ranks as the policy's are",
-        source=f"{ZERO}/partition_parameters.py: _partition_param; trl 1.16 models/utils.py: prepare_deepspeed",
         low=elements * itemsize if away else -1,
+    ).formula("Σ ⌈elements / ranks⌉ × bytes", elements, itemsize).since(
+        "frozen weights, split over the ranks as the policy's are",
+        f"{ZERO}/partition_parameters.py: _partition_param; trl 1.16 models/utils.py: prepare_deepspeed",
     )
     small = persistent(weights, zero.param_persistence_threshold, zero.model_persistence_threshold)
-    ledger.add(
-        f"persistent parameters of the {name}",
-        "gathered_parameters",
-        small * itemsize,
-        template="Σ elements of parameters up to the threshold × bytes",
-        numbers=(small, itemsize),
-        why="small parameters stay whole beside their partitions",
-        source=f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
+    ledger.add(f"persistent parameters of the {name}", "gathered_parameters", small * itemsize).formula(
+        "Σ elements of parameters up to the threshold × bytes", small, itemsize
+    ).since(
+        "small parameters stay whole beside their partitions",
+        f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
     )

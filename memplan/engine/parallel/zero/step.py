@@ -28,15 +28,9 @@ def enter_zero_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step:
     """The row of one step."""
     groups = groups_of(recipe, weights)
     size, what = step_bytes(recipe, groups, persistent_bytes(recipe, weights)) if groups else (0, "")
-    ledger.add(
-        "temporaries of DeepSpeed's step",
-        "optimizer_temporaries",
-        size,
-        at=step,
-        template=what,
-        numbers=(size,),
-        why="the largest moment of the step: norms, fp32 gradients, or the optimizer's own temporaries",
-        source="deepspeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py: step; runtime/fp16, runtime/bf16_optimizer.py",
+    ledger.add("temporaries of DeepSpeed's step", "optimizer_temporaries", size, at=step).formula(what, size).since(
+        "the largest moment of the step: norms, fp32 gradients, or the optimizer's own temporaries",
+        "deepspeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py: step; runtime/fp16, runtime/bf16_optimizer.py",
     )
 
 
