@@ -1,7 +1,6 @@
 """memplan: what will a training job use, will it fit, and what should I change?
 
-The public face. Names are loaded on first use, so that ``import memplan`` costs next to nothing.
-"""
+The public face. Names are loaded on first use, so that ``import memplan`` costs next to nothing."""
 
 TYPE_CHECKING = False
 """As typing's: importing that is long enough for Ctrl-C to come before anybody could answer it."""

@@ -3,8 +3,7 @@
 The error of a figure is estimated / measured − 1; of what an engine's weights take, what is beyond the rounding of its
 log. A row has one figure for each meter it tells, and one for each phase
 of the allocated meter. Meters are never mixed: groups are of the allocated peak, unless they say otherwise. A row that
-memplan refuses is counted with the reason.
-"""
+memplan refuses is counted with the reason."""
 
 import statistics
 from collections import Counter
@@ -143,8 +142,7 @@ class Accuracy:
     def missed_bounds(self) -> list[str]:
         """What is out of bounds among traced rows with one GPU, a line for each; a row that is refused is, too.
 
-        Raises UsageError where there is no such row: a check of nothing holds nothing.
-        """
+        Raises UsageError where there is no such row: a check of nothing holds nothing."""
         of = ("traced", ONE_GPU, "allocated")
         figures = [figure for figure in self.figures if (figure.kind, figure.sharding, figure.meter) == of]
         refused = [each for each in self.refusals if each.kind == "traced" and each.one_gpu]
@@ -165,8 +163,7 @@ def _missed(group: Group) -> Iterator[str]:
 def accuracy(paths: Sequence[str | Path] = ()) -> Accuracy:
     """Hold estimates against truth files, or folders of them; against memplan's own where none is named.
 
-    Raises UsageError that names the file and the row for a file that is broken.
-    """
+    Raises UsageError that names the file and the row for a file that is broken."""
     return errors_of(read_sets(paths))
 
 

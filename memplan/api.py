@@ -50,9 +50,7 @@ def estimate(
     the step is played through the simulated allocator for the reserved meter; None: and what it needs there is looked
     for only near the card's limit.
 
-    Raises memplan.errors.InvalidJob for a job that cannot be, ModelError for a model that is not obtainable or not
-    known.
-    """
+    Raises memplan.errors.InvalidJob for an impossible job, ModelError for a model not obtainable or not known."""
     given = at_longest(as_input(job) if spec is None else as_input(job)._replace(spec=spec))
     recipe = resolve(given)
     report = build_report(recipe, False if recipe.method.generates else play)
@@ -89,8 +87,7 @@ def compare(
     One job alone: under several strategies, memplan's seven or those of a YAML file, and with ``add`` those asked for
     by name: lora, qlora, fused-loss, fsdp2, 8bit-states, split-pairs, or all. Several jobs, or keys of a job in
     ``vary`` with the values of each (dotted keys for those inside another): every job at every point of the grid. The
-    first is the baseline. Raises InvalidJob or ModelError as ``estimate`` does.
-    """
+    first is the baseline. Raises InvalidJob or ModelError as ``estimate`` does."""
     from memplan.comparison import axis, cases_of, compare_cases, compare_strategies
 
     if vary is not None and not isinstance(vary, Mapping):
@@ -122,8 +119,7 @@ def plan(
 
     ``allow``: changes to the training that may be made where nothing fits without: lora, qlora, 8bit, offload, shorter.
     ``ask``: min_gpus, smallest_card, batch_size, sequence_length, model. ``budget``: 70GiB, or allocated:60GiB; the job
-    stays as it is, but for what is kept, made again or sent to the host, so that its peak stays within.
-    """
+    stays as it is, but for what is kept, made again or sent to the host, so that its peak stays within."""
     from memplan.planner import plan as search
     from memplan.planner.budget import read_budget, within
 

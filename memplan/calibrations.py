@@ -18,8 +18,7 @@ def calibrated(gpu: Gpu, path: str | None) -> tuple[Gpu, str]:
     """The card with a file's rates, and what is to be said of it; the card as it is where the file is of another, or
     there is none.
 
-    Raises InvalidJob for a file that is none.
-    """
+    Raises InvalidJob for a file that is none."""
     if path is None:
         return gpu, ""
     found = read_calibration(path)

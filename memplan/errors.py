@@ -12,8 +12,7 @@
     └── InternalError               70  a bug in memplan
 
 ``message`` names the value at fault in one line; ``hint`` says what to type instead. ``DoesNotFit`` is no error: it is
-an exit code (1) that the commands return.
-"""
+an exit code (1) that the commands return."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -15,8 +15,7 @@ def write_whole(path: str, text: Content, force: bool) -> None:
     """Write a file. With ``force`` one that is there is replaced once the new one is complete; else it stays.
 
     The new file is written beside the old, in UTF-8, with its mode and owner; a link is followed, and a device or a
-    pipe is written to. Raises OSError, or ValueError for a path that cannot be.
-    """
+    pipe is written to. Raises OSError, or ValueError for a path that cannot be."""
     target = os.path.realpath(path)
     there = os.path.exists(target)
     if force and there and not stat.S_ISREG(os.stat(target).st_mode):

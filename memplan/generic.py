@@ -2,8 +2,7 @@
 
 Width, depth and vocabulary are interpolated, by the logarithm of the size, between published dense decoders; the
 feed-forward takes up what is left, so that the total comes out. What a step needs beside weights and states depends on
-the shape: ``SPREAD`` says how far real models of the same size are off (``benchmarks/generic.py``).
-"""
+the shape: ``SPREAD`` says how far real models of the same size are off (``benchmarks/generic.py``)."""
 
 from functools import lru_cache
 from math import exp, log
@@ -57,8 +56,7 @@ OFF = 0.005
 
 
 def interpolate(total: int) -> Shape:
-    """A shape of about ``total`` parameters: between its two neighbours, or the first or last shape made shallower or
-    deeper."""
+    """A shape of about ``total`` parameters: between two neighbours, or the first or last made shallower or deeper."""
     if not SHAPES[0].total <= total <= SHAPES[-1].total:
         return fitted(SHAPES[0] if total < SHAPES[0].total else SHAPES[-1], total)
     above = next(i for i, shape in enumerate(SHAPES) if total <= shape.total) or 1

@@ -28,8 +28,7 @@ def job_names() -> list[str]:
 
 
 def read_job_file(path: str) -> tuple[dict[str, Any], dict[str, int]]:
-    """The keys of a job file, and the line of each. Raises InvalidJob, naming file and line, for what is not
-    understood."""
+    """The keys of a job file, and the line of each. InvalidJob names file and line of what is not understood."""
     from pathlib import Path
 
     from memplan.yaml_lines import fields_of, read_yaml
@@ -43,8 +42,7 @@ def read_target(model: str | None, options: Mapping[str, Any]) -> JobInput:
 
     Beside a job file or a preset job, the option ``model`` names another model for it.
 
-    Raises InvalidJob or ModelError with what to type instead.
-    """
+    Raises InvalidJob or ModelError with what to type instead."""
     if model is None:
         return read_job(options)
     if model.endswith(YAML_ENDINGS) and os.path.isfile(model):

@@ -3,8 +3,7 @@
 Asked only for ``--gpu local``, and where nothing else says which card is meant: memplan never needs a GPU, and nothing
 here imports torch. ``nvidia-smi -q -x`` says in one answer, for a card and for each MIG instance of it, what there is,
 what the driver keeps for itself and what processes hold; the first less the second is what torch calls total capacity
-(a 23028 MiB A10G less 435 is the 22.06 GiB of its out-of-memory messages).
-"""
+(a 23028 MiB A10G less 435 is the 22.06 GiB of its out-of-memory messages)."""
 
 import os
 import shutil
@@ -68,8 +67,7 @@ def local_gpu(catalogue: list[Gpu], words_of: Callable[[str], tuple[str, ...]]) 
     the words of a card's name that tell it from others.
 
     What other processes hold is not usable. Of a card that the catalogue knows no more is usable than there, less what
-    they hold: on Windows the driver's figure leaves out what the desktop takes.
-    """
+    they hold: on Windows the driver's figure leaves out what the desktop takes."""
     cards = _visible(_cards())
     card = min(cards, key=lambda card: card.free)
     known = _known(card, catalogue, words_of)
@@ -203,8 +201,7 @@ def _processes(gpu: "Element") -> tuple[tuple[int, str], ...]:
 def _visible(cards: list[Card]) -> list[Card]:
     """The cards that CUDA_VISIBLE_DEVICES leaves; as in CUDA, none after the first number that is no card's.
 
-    Identifiers are the cards whose own begin so; all cards count where none does.
-    """
+    Identifiers are the cards whose own begin so; all cards count where none does."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return cards
@@ -224,8 +221,7 @@ def _known(card: Card, catalogue: list[Gpu], words_of: Callable[[str], tuple[str
     """The catalogue's card whose words are all in the driver's name: the most words first, then the nearest memory.
 
     A memory that differs by more than a tenth is another card; a smaller difference is ECC or the driver. A MIG
-    instance has less than its card.
-    """
+    instance has less than its card."""
     words, found = set(words_of(card.name)), []
     for gpu in catalogue:
         named = set(words_of(gpu.name))

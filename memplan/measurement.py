@@ -1,7 +1,6 @@
 """What a measurement is: one small JSON file, with the keys of a row of ``presets/measurements``. Plain data.
 
-``memplan measure`` writes it, and so does a training script with the callback.
-"""
+``memplan measure`` writes it, and so does a training script with the callback."""
 
 from __future__ import annotations
 

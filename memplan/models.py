@@ -1,5 +1,4 @@
-"""From what a user names to a ModelSpec: a path, a preset, a Hub id, an inline config, or only a number of
-parameters."""
+"""From what a user names to a ModelSpec: path, preset, Hub id, inline config, or only a number of parameters."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ MAX_CONFIG_BYTES = 10_000_000
 def load_model(model: str | os.PathLike[str] | Mapping[str, Any], revision: str | None = None) -> ModelSpec:
     """The description of a model: an existing folder or config.json, a preset's name, a Hub id, or a config mapping.
 
-    Raises ModelNotFound when nothing answers to the name, UnknownArchitecture when its kind is not described.
-    """
+    Raises ModelNotFound when nothing answers to the name, UnknownArchitecture when its kind is not described."""
     if isinstance(model, Mapping):
         from memplan.arch import parse_config
 
@@ -38,8 +36,7 @@ def load_model(model: str | os.PathLike[str] | Mapping[str, Any], revision: str 
 def model_config(model: str | os.PathLike[str] | Mapping[str, Any], revision: str | None = None) -> dict[str, Any]:
     """The raw config of a model named in any of these ways, as ``config.json`` has it: what a trace builds from.
 
-    Raises ModelNotFound when nothing answers to the name.
-    """
+    Raises ModelNotFound when nothing answers to the name."""
     if isinstance(model, Mapping):
         return dict(model)
     text = os.fspath(model)
@@ -106,8 +103,7 @@ def _from_name(name: str, revision: str | None) -> ModelSpec:
 
 @lru_cache(maxsize=256)
 def _preset_of(name: str) -> str | None:
-    """The name by which a preset answers to a name, its own or a Hub id: looked up once, as a sweep names a model in
-    each row."""
+    """The name by which a preset answers to a name, its own or a Hub id: once, as a sweep names one in each row."""
     from memplan.presets import find_by_hub_id, has_model, last_part
 
     return name if has_model(name) else last_part(name) if find_by_hub_id(name) else None

@@ -2,8 +2,7 @@
 
 A preset carries ``name``, ``hub_id``, ``title``, ``also`` (other Hub ids of the same architecture), ``differs`` (of one
 of these, the keys of its config.json that are its own), ``source`` (where its values come from), ``parameters`` and
-``config``, the keys of its config.json that decide the structure.
-"""
+``config``, the keys of its config.json that decide the structure."""
 
 import json
 import re
@@ -37,8 +36,7 @@ def model_names() -> list[str]:
 def model_preset(name: str) -> Preset:
     """The preset of this name, in any case, or the one that describes a Hub repository of this name.
 
-    Raises ModelNotFound with the nearest names when there is none.
-    """
+    Raises ModelNotFound with the nearest names when there is none."""
     preset = find_preset(name)
     if preset is None:
         raise ModelNotFound(f"no model preset named {name[:80]!r}", instead_of(name))

@@ -27,8 +27,7 @@ what of the data is cut."""
 
 
 def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
-    """What would make the job fit its card, by the search for plans around it; nothing where it fits as it is, or where
-    the job is not understood."""
+    """What would make the job fit its card, by a search for plans; nothing where it fits, or is not understood."""
     recipe, verdict = report.recipe, report.verdict
     if recipe is None or recipe.hardware.gpu is None or verdict is None or verdict.fits in ("yes", "unclear"):
         return ()
@@ -134,8 +133,7 @@ def on_counts(given: JobInput, counts: Iterable[int]) -> Iterator[Recipe | None]
     """The job with ZeRO-3 on each of these numbers of GPUs, two or more; None where that cannot be.
 
     A recipe of data parallelism alone, without a group of completions, a cluster or DeepSpeed settings, hangs
-    on the number by its ranks, so that only the first is resolved (its ``job`` keeps the first number).
-    """
+    on the number by its ranks, so that only the first is resolved (its ``job`` keeps the first number)."""
     change = {"sharding": "zero3", "zero_stage": None, "precision": None, "global_batch_size": None}
     first: Recipe | None = None
     for count in counts:
@@ -154,8 +152,7 @@ def on_counts(given: JobInput, counts: Iterable[int]) -> Iterator[Recipe | None]
 
 
 def from_sft(given: JobInput, report: Report) -> tuple[Step, ...]:
-    """The allocated peak as a difference from SFT of the same examples: sequences, the loss, the reference's
-    weights."""
+    """The allocated peak beside that of SFT of the same examples: sequences, the loss, the reference's weights."""
     recipe = report.recipe
     if recipe is None or recipe.method.name == "sft" or report.per_gpu.peak_instant.startswith(EVALUATION):
         return ()

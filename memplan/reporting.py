@@ -184,8 +184,7 @@ def build_report(recipe: Recipe, play: Seek | None = False) -> Report:
     """The report of one recipe, without remedies and cards, which a search adds.
 
     ``play``: the reserved meter from the simulated allocator; None: and what the job needs only where it is near the
-    card's limit; "fits": and there only whether it fits; False: from the band that searches take.
-    """
+    card's limit; "fits": and there only whether it fits; False: from the band that searches take."""
     priced = price(recipe)
     if play is not False:
         priced = _played(priced, play or False)

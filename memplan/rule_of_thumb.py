@@ -5,8 +5,7 @@ on top. It is kept because it can be checked with a pencil and is what many read
 from ``memplan/engine``, and ``REASONS`` says why they differ. It takes the reference model's log-probabilities as
 precomputed, so a reference has no bytes here. Everything is per GPU.
 
-Sources of the pieces: ZeRO, arXiv:1910.02054; mixed precision, arXiv:1710.03740; checkpointing, arXiv:1604.06174.
-"""
+Sources of the pieces: ZeRO, arXiv:1910.02054; mixed precision, arXiv:1710.03740; checkpointing, arXiv:1604.06174."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,8 +123,7 @@ def rule_of_thumb(
 ) -> list[Term]:
     """The lines of the rule for one GPU, the margin last. ``subtotal`` and ``total`` add them up.
 
-    ``batch`` is examples per GPU and micro-step (pairs, for pairwise methods), ``length`` tokens per sequence.
-    """
+    ``batch`` is examples per GPU and micro-step (pairs, for pairwise methods), ``length`` tokens per sequence."""
     _check_sizes(params, hidden, heads, layers, batch, length, dtype_bytes, num_gpus)
     if zero_stage not in range(4):
         raise InvalidJob(f"zero_stage: {zero_stage} is no stage of ZeRO", "use 0, 1, 2 or 3")

@@ -1,8 +1,7 @@
 """Strategies to compare, and the cards to hold them against: ``presets/strategies.yaml``, or a user's file.
 
 A strategy is a set of changes to a job: keys that take a value, and keys whose value is multiplied. This module reads
-and checks them; it knows nothing of what they cost.
-"""
+and checks them; it knows nothing of what they cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,8 +40,7 @@ class Strategy:
     def changes(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """The job keys that this strategy changes, with their new values.
 
-        ``base`` holds the job's resolved values; a product is cut to a whole number of at least 1.
-        """
+        ``base`` holds the job's resolved values; a product is cut to a whole number of at least 1."""
         changed = dict(self.set)
         for key, factor in self.scale.items():
             changed[key] = max(1, int(changed.get(key, base[key]) * factor))
@@ -82,8 +80,7 @@ def load_strategies(path: Path | None = None, job_keys: Iterable[str] | None = N
     """Read the strategies of ``path``, or memplan's own.
 
     With ``job_keys``, every key under ``set`` must be one of them. Raises InvalidJob, naming file and line, for
-    whatever is not understood.
-    """
+    whatever is not understood."""
     path = path or presets_dir() / "strategies.yaml"
     document = fields_of(read_yaml(path, "strategies"), path, "the file", _FILE_KEYS)
     known = tuple(job_keys) if job_keys is not None else None

@@ -1,8 +1,7 @@
 """Measured steps: files of runs, and what trainers print of their pace.
 
 A run is a job with one of ``PACES``. In a log the pace is the median of the later half of what the trainer says: the
-first steps compile, load and warm up.
-"""
+first steps compile, load and warm up."""
 
 from __future__ import annotations
 

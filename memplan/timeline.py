@@ -2,8 +2,7 @@
 
 One curve for the step of each class of ranks, one for each phase beside it, for a job with an engine one of all
 processes on its card, and, where the reserved meter is played, one of the play itself. The sum at a point is the
-report's own figure of that instant, to the byte: both are running sums over the rows of one ledger.
-"""
+report's own figure of that instant, to the byte: both are running sums over the rows of one ledger."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -124,8 +123,7 @@ def timeline(report: Report, fine: bool = True) -> Timeline:
 
 
 def running_sums(ledger: Ledger) -> list[dict[str, int]]:
-    """Allocated bytes at each instant by category, from the bottom of a stack to its top: sums over births and
-    deaths, as the ledger's totals are."""
+    """Allocated bytes at each instant by category, from a stack's bottom to its top: sums over births and deaths."""
     changes: list[dict[str, int]] = [{} for _ in range(len(ledger.schedule) + 1)]
     for row in ledger.rows:
         if row.meter == "allocated" and row.place == "gpu":

@@ -1,8 +1,7 @@
 """How sure an estimate is: the errors of estimates for measured rows of its kind, and the measured row nearest to it.
 
 A kind is method, trainer and sharding. Where nobody measured one, the rows that share the most of it stand for it, and
-that is said. Rows are estimated when this is asked, so the errors are those of this version.
-"""
+that is said. Rows are estimated when this is asked, so the errors are those of this version."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

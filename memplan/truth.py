@@ -9,8 +9,7 @@ Three forms of file, told apart by what is in them::
 A row has ``id``, ``job`` (keys of a job; those of ``common`` come first, and ``model`` may name one of ``models``) and
 ``measured``: bytes by meter (``allocated_bytes``, ``reserved_bytes``, ``device_bytes``) and, of the allocated meter, by
 ``phases``, read on the first rank of a node where it has ``"rank": 0``; or ``value``, ``unit`` and ``kind``, in the
-words of whoever published it.
-"""
+words of whoever published it."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ def default_folder() -> Path:
 def read_sets(paths: Sequence[str | Path] = ()) -> list[TruthSet]:
     """The sets of these files and folders, memplan's own where none is named; measurements of one folder are one set.
 
-    Raises UsageError that names the file, and the row, at fault.
-    """
+    Raises UsageError that names the file, and the row, at fault."""
     found: dict[str, TruthSet] = {}
     for path in _files([Path(path) for path in paths] or [default_folder()]):
         part = _read_file(path)

@@ -51,8 +51,7 @@ def round_up(n: int, multiple: int) -> int:
 def parse_size(text: str) -> int:
     """Bytes of '80GB' (decimal), '79.1GiB' (binary) or '24G'.
 
-    Raises UsageError when the text is no size.
-    """
+    Raises UsageError when the text is no size."""
     match = _NUMBER.fullmatch(text)
     unit = match.group(2).upper() if match else ""
     if match is None or unit not in _SIZE_UNITS:
@@ -63,8 +62,7 @@ def parse_size(text: str) -> int:
 def parse_count(value: str | float) -> int:
     """Parameters of '8B', '350M', 8 or 8.0 (billions), or a plain count from a million up.
 
-    Raises UsageError when the value is no count of parameters.
-    """
+    Raises UsageError when the value is no count of parameters."""
     hint = "write 8, 8B, 350M or a count from a million up"
     match = _NUMBER.fullmatch(str(value))
     unit = match.group(2).upper() if match else "?"

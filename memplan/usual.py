@@ -16,8 +16,7 @@ SAID_FREELY = frozenset(
         zero_stage"""
     )
 )
-"""Keys that one may give who has not said what the training is; any other means a job, whose method is memplan's
-default where none is given."""
+"""Keys that may be given before the training is told; any other means a job, with memplan's default method."""
 OF_A_LOOP = frozenset(words_of("pair_pass loss_head logits_dtype autocast grad_dtype recompute_loss hold_outputs"))
 """Keys that a loop of one's own sets, and TRL has no switch for."""
 NO_PREFERENCE = frozenset({"sft", "distill", "generate"})

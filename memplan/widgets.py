@@ -3,8 +3,7 @@
     from memplan.widgets import widgets
     widgets({"model": "llama-3.1-8b", "method": "dpo", "gpu": "t4"})
 
-Needs ipywidgets, which notebooks most often have.
-"""
+Needs ipywidgets, which notebooks most often have."""
 
 import json
 from collections.abc import Mapping
@@ -18,8 +17,7 @@ from memplan.web.fields import form
 def widgets(job: Mapping[str, Any] | None = None) -> Any:
     """The form, filled with a job, above its answer. Keys that the form has no field for stay as they are.
 
-    Raises UsageError where ipywidgets is missing.
-    """
+    Raises UsageError where ipywidgets is missing."""
     try:
         import ipywidgets as ipw
     except ImportError:

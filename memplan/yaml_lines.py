@@ -2,8 +2,7 @@
 
 Files come from users and from the internet, so only plain data is read: no tags, no huge or deeply nested files.
 Anchors, aliases and merges are read as far as they stand for no more than a person would write out: a few lines of them
-can stand for gigabytes. Every refusal names file and line.
-"""
+can stand for gigabytes. Every refusal names file and line."""
 
 import re
 from collections.abc import Iterator
@@ -87,8 +86,7 @@ def read_yaml(path: Path, what: str, text: str | None = None) -> Any:
     """The root node of a YAML file; ``what`` says in messages what it should hold. ``text``: the file's, where it is
     read already.
 
-    Raises InvalidJob when it cannot be read, is no YAML, or holds more than plain data.
-    """
+    Raises InvalidJob when it cannot be read, is no YAML, or holds more than plain data."""
     import yaml
 
     text = _text(path, what) if text is None else text
@@ -113,9 +111,7 @@ def fields_of(
 ) -> Fields:
     """The keys and values of a mapping node. Raises InvalidJob for a key that is unknown, repeated or no text.
 
-    ``remarks``: where others read the file too, by PyYAML: the last of repeated keys counts, which is said there, and
-    dates are text.
-    """
+    ``remarks``: others read the file too, by PyYAML: the last of repeated keys counts, said there; dates are text."""
     import yaml
 
     line = node.start_mark.line + 1
@@ -187,8 +183,7 @@ def _text(path: Path, what: str) -> str:
 
 
 def _composed(path: Path, text: str) -> tuple[Any, bool]:
-    """The root node, and whether there are aliases. What is too deep or too much is refused where it stands, before the
-    rest is read."""
+    """The root node, and whether there are aliases. Too deep or too much is refused before the rest is read."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -263,8 +258,7 @@ def _odd(value: Any, written: str) -> OddInt | OddFloat:
 def _plain(node: Any, path: Path, remarks: list[str] | None = None) -> Any:
     """The value of a node, by its own rules at each level; MAX_DEPTH bounds the recursion.
 
-    Raises InvalidJob for dates, binary data, language objects: tags of any kind but plain data's.
-    """
+    Raises InvalidJob for dates, binary data, language objects: tags of any kind but plain data's."""
     import yaml
 
     line, tag = node.start_mark.line + 1, node.tag.removeprefix("tag:yaml.org,2002:")

@@ -33,8 +33,7 @@ Files group families by what their layers are made of, and a family is one row o
     t5.py                rows: encoder-decoders with a bias of relative positions
 
 Another kind of layer (low-rank attention, state spaces, a vision tower in front) is another file
-with ``ROWS`` of its own, named in the list below; ``FAMILIES`` where more than ``build`` makes a model of a row.
-"""
+with ``ROWS`` of its own, named in the list below; ``FAMILIES`` where more than ``build`` makes a model of a row."""
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping

@@ -1,7 +1,6 @@
 """Decoders whose positions are slopes of distance, added to the attention scores: Bloom and MPT.
 
-One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
-"""
+One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``)."""
 
 from collections.abc import Callable
 

@@ -1,8 +1,7 @@
 """BART: an encoder and a decoder that attends to it, with learned positions and a norm after each sum.
 
 As transformers 5.23 builds it (``models/bart/configuration_bart.py``, ``modeling_bart.py``). One embedding serves both
-stacks and the head; each stack has positions and a norm of its embeddings of its own.
-"""
+stacks and the head; each stack has positions and a norm of its embeddings of its own."""
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, make_norm

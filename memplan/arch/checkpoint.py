@@ -1,8 +1,7 @@
 """Why a checkpoint's total differs from the parameters of the model that transformers builds from it.
 
 Each difference is a note with its count, so that the published total can be had from the model's: layers that only
-predict further tokens, which transformers drops; buffers of the routers; scales of a quantised checkpoint.
-"""
+predict further tokens, which transformers drops; buffers of the routers; scales of a quantised checkpoint."""
 
 from collections.abc import Mapping
 

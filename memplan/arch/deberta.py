@@ -1,8 +1,7 @@
 """DeBERTa-v2 and v3: an encoder whose scores are of contents and of relative positions.
 
 As transformers 5.23 builds it (``models/deberta_v2/configuration_deberta_v2.py``, ``modeling_deberta_v2.py``). Several
-keys are no fields of its config class, which takes a default where it reads them.
-"""
+keys are no fields of its config class, which takes a default where it reads them."""
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family

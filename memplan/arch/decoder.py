@@ -2,8 +2,7 @@
 
 A family of this kind is one row of data (``Family``): the keys it reads with the defaults of its config class, and what
 its class builds from them. ``dense.py`` and ``moe.py`` hold the rows; this file turns a row and a config into a spec.
-``turned`` says how the classes of a family turn q and k, where they differ from Llama.
-"""
+``turned`` says how the classes of a family turn q and k, where they differ from Llama."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby

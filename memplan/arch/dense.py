@@ -1,8 +1,7 @@
 """Dense decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3 and the Gemmas as transformers 5.23 builds them.
 
 One row a family. Defaults are those of its config class (``models/<type>/configuration_<type>.py``), the rest is what
-``modeling_<type>.py`` builds: which modules have biases, which norms stand where, which layers have a window.
-"""
+``modeling_<type>.py`` builds: which modules have biases, which norms stand where, which layers have a window."""
 
 from memplan.arch import attention
 from memplan.arch.config import Config

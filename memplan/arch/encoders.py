@@ -2,8 +2,7 @@
 
 Described is the masked language model (``BertForMaskedLM``), whose sequence-classification form is a reward model:
 dense layer and norm before the vocabulary give way to a dense layer over the first position. One row a family, as
-transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
-"""
+transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``)."""
 
 from functools import partial
 

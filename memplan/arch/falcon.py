@@ -1,7 +1,6 @@
 """Falcon: serial, parallel, or parallel with a norm for each branch; one key/value head, some, or all; rotary or alibi.
 
-As transformers 5.23 builds it (``models/falcon/configuration_falcon.py``, ``modeling_falcon.py``).
-"""
+As transformers 5.23 builds it (``models/falcon/configuration_falcon.py``, ``modeling_falcon.py``)."""
 
 from collections.abc import Callable
 

@@ -2,8 +2,7 @@
 share keys and values, inputs of each layer's own, and several streams of which each layer runs one (AltUp).
 
 Its towers (an image model of another library, and a conformer) are not described: a config that has them is read as
-its language model, with a note.
-"""
+its language model, with a note."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,8 +1,7 @@
 """Gemma 4's language model as transformers 5.23 builds it (``models/gemma4/configuration_gemma4.py``).
 
 Layers that attend to all have heads of another width; the last layers may share keys and values (E2B, E4B), experts
-may stand beside the feed-forward (26B-A4B), and each layer may have an input of its own.
-"""
+may stand beside the feed-forward (26B-A4B), and each layer may have an input of its own."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,6 @@
 """What decoders with LayerNorm share: attention by its modules' own names, feed-forwards without gate, positions.
 
-Each class names its modules and its dropouts otherwise, so a family says which; the parts are the same.
-"""
+Each class names its modules and its dropouts otherwise, so a family says which; the parts are the same."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,6 @@
 """Decoders with LayerNorm and learned positions: GPT-2, GPT-BigCode (SantaCoder, StarCoder), GPT-Neo, OPT.
 
-One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
-"""
+One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``)."""
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family

@@ -2,8 +2,7 @@
 code is not in transformers, only beside their weights, and which a class of transformers is equal to in all but the
 names of modules: their defaults are those of the remote config classes, the class is named in a note.
 
-One row a family; see ``dense.py``.
-"""
+One row a family; see ``dense.py``."""
 
 from functools import partial
 

@@ -1,8 +1,7 @@
 """ModernBERT: an encoder with rotary embeddings, local and global windows, gated feed-forwards and norms before them.
 
 As transformers 5.23 builds it (``models/modernbert/configuration_modernbert.py``, ``modeling_modernbert.py``). A local
-window of local_attention tokens is a half to either side, which is what its masks are made of.
-"""
+window of local_attention tokens is a half to either side, which is what its masks are made of."""
 
 from memplan.arch.attention import FULL, SLIDING
 from memplan.arch.config import Config, shown

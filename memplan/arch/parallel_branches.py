@@ -1,7 +1,6 @@
 """Decoders whose attention and feed-forward read the same input: GPT-NeoX, GPT-J, CodeGen, Phi.
 
-One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
-"""
+One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``)."""
 
 from functools import partial
 

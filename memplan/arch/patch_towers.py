@@ -1,8 +1,7 @@
 """Vision towers that take any number of patches: Qwen2-VL to Qwen3.5, and Kimi's MoonViT, as transformers 5.23 builds
 them.
 
-Patches of all images stand in one sequence; two by two of them become one token in the merger.
-"""
+Patches of all images stand in one sequence; two by two of them become one token in the merger."""
 
 from memplan.arch.config import Config
 from memplan.arch.towers import (

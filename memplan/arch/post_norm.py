@@ -1,8 +1,7 @@
 """Decoders whose norms stand elsewhere than Llama's: after (OLMo 2 and 3, EXAONE 4), before and after (GLM-4), once for
 both (Cohere), or without parameters (OLMo), as transformers 5.23 builds them.
 
-One row a family; see ``dense.py``.
-"""
+One row a family; see ``dense.py``."""
 
 from memplan.arch import attention
 from memplan.arch.attention import patterned

@@ -2,8 +2,7 @@
 
 A function for each type takes the outer config, the tower's and the language model, and gives the Tower with what else
 changes in the model. Processor settings stand in a file of their own beside config.json; here are those of the
-published checkpoints, with their source.
-"""
+published checkpoints, with their source."""
 
 from collections.abc import Callable
 

@@ -2,8 +2,7 @@
 
 transformers 5.23 refuses to train quantised weights themselves (``validate_quantization_for_training``), and takes
 adapters over those whose quantizer has ``is_trainable``. memplan counts the parameters as they were before they were
-quantised, and a base of some formats by the job's ``quantization``.
-"""
+quantised, and a base of some formats by the job's ``quantization``."""
 
 from collections.abc import Mapping
 

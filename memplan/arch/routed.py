@@ -1,7 +1,6 @@
 """Mixtures of experts from a config: how many, how wide, how they are chosen, what stands beside them, in which layers.
 
-Rows in ``moe.py``, ``shared_moe.py`` and ``latent.py`` put these together as their classes do.
-"""
+Rows in ``moe.py``, ``shared_moe.py`` and ``latent.py`` put these together as their classes do."""
 
 from memplan.arch.attention import FULL, SLIDING, Windows, layered
 from memplan.arch.config import Config

@@ -1,7 +1,6 @@
 """Layers that read keys and values of earlier ones, and inputs of each layer's own: what Gemma 3n and 4 share.
 
-As transformers 5.23 builds them (``models/gemma4/modeling_gemma4.py``, ``models/gemma3n/modeling_gemma3n.py``).
-"""
+As transformers 5.23 builds them (``models/gemma4/modeling_gemma4.py``, ``models/gemma3n/modeling_gemma3n.py``)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -3,8 +3,7 @@
 As transformers 5.23 builds them (``models/t5/configuration_t5.py``, ``modeling_t5.py``; mT5's are copies). The
 embedding serves both stacks and the head: the class ties them always, and takes ``tie_word_embeddings: false`` of
 v1.1's configs for "the decoder's output is not scaled". A checkpoint that holds another head than its embedding (v1.1,
-Flan-T5, UL2, mT5) is untied again when it is loaded; that head is not in the counts here.
-"""
+Flan-T5, UL2, mT5) is untied again when it is loaded; that head is not in the counts here."""
 
 from functools import partial
 

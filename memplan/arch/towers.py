@@ -2,8 +2,7 @@
 towers are read with.
 
 Each function takes the keys of a ``vision_config`` and gives the tower without its projector, which ``vision.py`` adds
-with the rule of the processor.
-"""
+with the rule of the processor."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -2,8 +2,7 @@
 expressions (``re:…`` of compressed-tensors) and wildcards (ModelOpt), as engines match them.
 
 A list is understood where each of its entries is; what is never quantised in any format (head, embedding, tower,
-routers, norms, convolutions) goes without saying.
-"""
+routers, norms, convolutions) goes without saying."""
 
 import re
 from collections.abc import Mapping

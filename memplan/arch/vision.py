@@ -2,8 +2,7 @@
 
 The language model is described by its own family, from ``text_config`` (or, in older files, from the keys beside
 ``vision_config``); this file adds the tower. Defaults are those of transformers 5.23: a missing ``text_config`` or
-``vision_config`` takes what the outer class gives it, a missing key within one takes the default of its own class.
-"""
+``vision_config`` takes what the outer class gives it, a missing key within one takes the default of its own class."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

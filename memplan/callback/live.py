@@ -1,7 +1,6 @@
 """From a live model and its TrainingArguments to a job: what the callback estimates before the first step.
 
-Everything is read from objects by attribute, so that this module imports no framework and serves every version.
-"""
+Everything is read from objects by attribute, so that this module imports no framework and serves every version."""
 
 import json
 import os

@@ -1,7 +1,6 @@
 """memplan completion: a script for a shell, with every command, option and choice written out.
 
-The words come from the tables when the script is printed; completing never calls memplan.
-"""
+The words come from the tables when the script is printed; completing never calls memplan."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

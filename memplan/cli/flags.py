@@ -2,8 +2,7 @@
 
 Flags with a value, as people write them who come from other tools, become plain: --padded true. And options that are
 not given are left aside, since typer makes much of each of ninety.
-Options may be written with underscores for dashes, and by the names that other tools give to a key.
-"""
+Options may be written with underscores for dashes, and by the names that other tools give to a key."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,6 @@
 """Every option of a job once: made from the fields of Job, so that a new key is an option without a line here.
 
-Values stay text; ``memplan.spec`` checks them, for a file and for the command line alike.
-"""
+Values stay text; ``memplan.spec`` checks them, for a file and for the command line alike."""
 
 import json
 import os

@@ -1,7 +1,6 @@
 """Parameters of a command, of which typer is handed those that a command line names: it makes something of each.
 
-Their help is written only when it is shown (see ``helps``).
-"""
+Their help is written only when it is shown (see ``helps``)."""
 
 import inspect
 from typing import Annotated, Any, NamedTuple

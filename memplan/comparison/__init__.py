@@ -2,8 +2,7 @@
 
 What a comparison says is in ``result``; how its rows are priced, the strategies of a file, and two jobs row by row, in
 ``pricing``; varied keys in ``grid``. Sweeps take the engine's totals alone: ``sweep`` for one row, ``workers`` for
-all of them.
-"""
+all of them."""
 
 from memplan.comparison.grid import Axis, axis, cases_of
 from memplan.comparison.pricing import Case, compare_cases, compare_strategies

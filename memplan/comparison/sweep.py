@@ -5,8 +5,7 @@ already. ::
 
     base: {model: llama-3.1-8b, method: dpo, gpu: h100-80gb, gradient_checkpointing: full}
     vary: {batch_size: [1, 2, 4], zero_stage: [2, 3], lora.r: [8, 16]}
-    jobs: [{num_gpus: 8}, {num_gpus: 16, offload: [optimizer]}]
-"""
+    jobs: [{num_gpus: 8}, {num_gpus: 16, offload: [optimizer]}]"""
 
 import json
 from collections.abc import Mapping

@@ -3,8 +3,7 @@
 ``speed(recipe)`` gives an expected figure and its band, ``seconds(recipe, device)`` the expected one for searches.
 Rates are in ``rates``, what a model does in ``work``, passes in ``passes``, communication in ``links`` and ``traffic``,
 the optimizer in ``optimizer``, and all of it is put together in ``step``. Held against published throughputs in
-docs/accuracy.md.
-"""
+docs/accuracy.md."""
 
 from memplan.cost.face import Speed, card, examples_per_step, prepare, seconds, speed
 

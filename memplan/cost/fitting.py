@@ -4,8 +4,7 @@ The logarithm of a step's seconds is the model's, with the published seconds of 
 (``FACTORS``), and noise. Before any run a factor is 1, give or take ``BEFORE``; each run moves those that its step
 feels. That is linear least squares with a prior, solved around the last solution a few times (Gauss-Newton). What no
 run feels stays as published, and as unsure: a speed's band is what is left of both doubts, for that very job
-(``python benchmarks/calibrated.py`` says how well it holds).
-"""
+(``python benchmarks/calibrated.py`` says how well it holds)."""
 
 from collections.abc import Sequence
 from math import exp, log, sqrt

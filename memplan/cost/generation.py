@@ -3,8 +3,7 @@
 A decode step reads the weights of a card and the keys and values of every sequence that runs (memory bandwidth), or is
 bound by the products of these sequences (compute), whichever takes longer; prompts are a forward. Sequences that the
 cache does not hold wait for others to end. Assumed: every completion as long as it may be, a prompt's keys and values
-shared by its completions (prefix caching, vLLM V1's and SGLang's default). Ignored: stragglers, speculation, tools.
-"""
+shared by its completions (prefix caching, vLLM V1's and SGLang's default). Ignored: stragglers, speculation, tools."""
 
 from functools import lru_cache
 from typing import NamedTuple

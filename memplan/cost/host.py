@@ -4,8 +4,7 @@ A step takes the longer of both, phase by phase. Short micro-steps, adapters and
 Sources: kernels counted on transformers 5.23, PEFT 0.21 (tuners/lora/layer.py: Linear.forward), bitsandbytes 0.50
 (autograd/_functions.py: MatMul4Bit), auto-gptq 0.7 (nn_modules/qlinear_cuda.py), DeepSpeed 0.19 (runtime/zero/
 parameter_offload.py, stage_1_and_2.py), torch 2.13 (utils/checkpoint.py, optim/adamw.py), Megatron-LM@d98e8a6
-(core/transformer/moe: moe_layer.py, router.py, token_dispatcher.py, experts.py).
-"""
+(core/transformer/moe: moe_layer.py, router.py, token_dispatcher.py, experts.py)."""
 
 from typing import NamedTuple
 

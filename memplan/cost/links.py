@@ -3,8 +3,7 @@
 A collective over several nodes is two at once, one within each node and one between them, of which the slower decides;
 between nodes every card of the group that a node holds carries its share over its own adapter. Latencies are those of
 NCCL's own model (src/graph/tuning.cc: baseLat, hwLat of LL128), by which it chooses its algorithm: a ring passes every
-rank, a tree every rank of a node and the logarithm of the nodes. Ignored: topology beyond the node, congestion.
-"""
+rank, a tree every rank of a node and the logarithm of the nodes. Ignored: topology beyond the node, congestion."""
 
 from math import ceil, log2
 from typing import NamedTuple

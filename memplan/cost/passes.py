@@ -2,8 +2,7 @@
 
 Products are bound by FLOP or by bytes, whichever takes longer (the roofline); pointwise chains by bytes; and the whole
 of a layer by the host, which issues its kernels one after another. Pure functions of a recipe, its model's work, and
-rates; what a pass costs depends on nothing else, so that passes of equal shape are remembered.
-"""
+rates; what a pass costs depends on nothing else, so that passes of equal shape are remembered."""
 
 from math import ceil
 from typing import NamedTuple

@@ -11,8 +11,7 @@ and as many tiles run at once as the card has multiprocessors: 133 tiles on 132 
 tiles lose less of the last wave and run slower; a short result over a long inner dimension is split along it, and its
 parts are summed (split-K). The library's heuristic is taken to choose the best. The shares of tiles, the start and the
 write that is not hidden are set on 59 products measured on an H100 (benchmarks/matmuls.py: openxla/xla's table of its
-cost model), which they meet within 3 % in the median; no training speed was used.
-"""
+cost model), which they meet within 3 % in the median; no training speed was used."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -160,8 +159,7 @@ def product_seconds(
 ) -> float:
     """Of ``batches`` products [rows, inner] × [inner, columns] in one kernel (a grouped product), or of one.
 
-    Extents may be fractions, where they are means over ranks or experts.
-    """
+    Extents may be fractions, where they are means over ranks or experts."""
     if not (rows and columns and inner and batches):
         return 0.0
     return _seconds(ceil(rows), ceil(columns), ceil(inner), ceil(batches), itemsize, device, rates)

@@ -1,8 +1,7 @@
 """How fast a device really is: shares of its published peaks that training reaches, each stated with its source.
 
 How far a speed may be off follows from how far rates may be (``fitting``). No rate is fitted to a row of the tables
-that the model is held against (docs/accuracy.md).
-"""
+that the model is held against (docs/accuracy.md)."""
 
 from functools import lru_cache
 from typing import NamedTuple

@@ -4,8 +4,7 @@ The step is ``accumulation`` micro-steps, each a forward and a backward of the s
 the last, which has the head) with what no computation hides of communication, then the optimizer. A pipeline of p
 stages in v chunks adds (p - 1) / v micro-steps (1F1B and its interleaved form: Narayanan et al., arXiv:2104.04473,
 section 2.2). All wait for the slowest card (``peak``). Ignored: data loading, logging, evaluation, hosts that
-lag, uneven experts, what DTensor adds to the host's time for each operation.
-"""
+lag, uneven experts, what DTensor adds to the host's time for each operation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -215,8 +214,7 @@ def _other_passes(
     is offloaded comes to the card, each rank's share of it, for each of its forwards; in NeMo-Aligner weights are
     swapped once for a whole step, and back (utils/utils.py: cpu_weight_swap). ``gathered``: seconds that the
     policy's weights take to gather, for which sharded models wait as it does. ``ends``: of a head's forward.
-    ``scored``: of the forwards of each resident model, then of the critic.
-    """
+    ``scored``: of the forwards of each resident model, then of the critic."""
     own = trained.forward + ends
     own += _waited(gathered * recipe.parallel.pipeline, rates.overlap * own, rates)
     total = 0.0

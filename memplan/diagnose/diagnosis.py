@@ -105,8 +105,7 @@ def _estimated(report: Report) -> dict[str, Any]:
 def diagnose(text: str, report: Report | None = None) -> Diagnosis:
     """What an out-of-memory text says. ``report``: the estimate of the job that wrote it.
 
-    Raises UsageError for a text that speaks of no memory.
-    """
+    Raises UsageError for a text that speaks of no memory."""
     text = text[-LONGEST:]
     found = messages(text)
     if not found:

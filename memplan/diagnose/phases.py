@@ -2,8 +2,7 @@
 dress a log has frames: plain, of ranks, Rich's boxes, notebooks.
 
 Frames read in public reports, and the names in transformers, TRL, accelerate, peft, bitsandbytes, DeepSpeed, PyTorch,
-Megatron-LM, OpenRLHF, verl, ms-swift, LLaMA-Factory and vLLM.
-"""
+Megatron-LM, OpenRLHF, verl, ms-swift, LLaMA-Factory and vLLM."""
 
 import re
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """What a tensor of a printed size can be: rows of the job's ledger, its weights and their parts, activations by tokens.
 
 A block is compared by its bucket: a multiple of 2 MiB from 10 MiB up. Every reading is given, the likelier first: one
-that is exact in the job as it is, before one that needs another number of tokens or ranks.
-"""
+that is exact in the job as it is, before one that needs another number of tokens or ranks."""
 
 import re
 from collections.abc import Iterable, Iterator

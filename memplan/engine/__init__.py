@@ -12,5 +12,4 @@ differ. Folders::
     optimizer  states that stay, temporaries of a step (AdamW's and the others')
     rows       what a pass, its outputs and its model hold beside the layers
     megatron   Megatron-Core's layers, schedules and buffers
-    allocator  the caching allocator: from allocated to reserved; ``overhead`` and ``nccl`` are what lies outside it
-"""
+    allocator  the caching allocator: from allocated to reserved; ``overhead`` and ``nccl`` are what lies outside it"""

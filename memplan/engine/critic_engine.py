@@ -3,8 +3,7 @@
 verl 0.2 to 0.9 (workers/fsdp_workers.py: CriticWorker, trainer/ppo/ray_trainer.py): one process holds both models, each
 in its own FSDP; ``update_critic`` runs all of its micro-steps and its optimizer's step before ``update_actor`` begins.
 While one trains, the other holds its weights and states. Each is priced as a job of its own, and the ledgers are read
-one after the other.
-"""
+one after the other."""
 
 from collections.abc import Callable
 from typing import Any

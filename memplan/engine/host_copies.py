@@ -2,8 +2,7 @@
 
 ``to("cpu", non_blocking=True)`` of a tensor on a card is page-locked (aten/src/ATen/native/TensorConversions.cpp:
 _to_copy, pin_out), as what ``pin_memory`` makes is, and torch takes a block of a power of two for each, which it keeps
-for good (2.1 to 2.13 CachingHostAllocator: PowerOf2Ceil, free_list_). Plain ``cpu()`` takes the bytes of the tensor.
-"""
+for good (2.1 to 2.13 CachingHostAllocator: PowerOf2Ceil, free_list_). Plain ``cpu()`` takes the bytes of the tensor."""
 
 from collections.abc import Iterable
 from typing import Any

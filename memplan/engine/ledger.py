@@ -1,8 +1,7 @@
 """The ledger: every thing that occupies memory, with its birth and its death. All else is a view of it.
 
 A schedule is the ordered list of the instants of one step at which memory can peak. A row lives from one instant to
-another, both included; the total at an instant is a running sum over births and deaths.
-"""
+another, both included; the total at an instant is a running sum over births and deaths."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -12,9 +11,7 @@ from typing import NamedTuple
 class Row(NamedTuple):
     """One thing that occupies memory.
 
-    ``template`` is its formula in names and ``numbers`` the same with the job's figures, written when somebody reads
-    it.
-    """
+    ``template`` is its formula in names, ``numbers`` the job's figures in it, put in when somebody reads it."""
 
     name: str
     category: str
@@ -81,8 +78,7 @@ NO_ROW = Entry([])
 
 
 class Ledger:
-    """Rows over a schedule. Without ``detailed``, what a tape holds is entered in one row an instant: enough for
-    totals."""
+    """Rows over a schedule. Without ``detailed``, what a tape holds is one row an instant: enough for totals."""
 
     def __init__(self, schedule: Iterable[str], detailed: bool = True) -> None:
         self.detailed = detailed
@@ -125,8 +121,7 @@ class Ledger:
         return self.schedule[max(self.index[instant] - 1, 0)]
 
     def turn_of(self, name: str, point: str) -> str:
-        """The instant of another pass at which a layer's turn has come: its own, or the next below that its schedule
-        has."""
+        """The instant of another pass at a layer's turn: its own, or the next below that its schedule has."""
         while f"{name}.{point}" not in self.index:
             below = int(point.split("-")[1]) - 1
             point = f"layer-{below}-backward" if below else "first-layer-backward"

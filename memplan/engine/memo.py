@@ -5,8 +5,7 @@ result is kept under the values of these attributes alone, in a tree: a node is 
 its leaves results. So nobody keeps a list of what a row depends on, and none can be forgotten: a job that agrees in
 everything that was read has the same result, whatever else it changes.
 
-Numbers and strings are compared as they are; other values become numbers, equal ones the same (``Values``).
-"""
+Numbers and strings are compared as they are; other values become numbers, equal ones the same (``Values``)."""
 
 from collections.abc import Callable, Container
 from functools import cache

@@ -244,8 +244,7 @@ def _two_forwards(recipe: Recipe, gradients: GradientMode) -> tuple[TracedPass, 
     """Chosen and rejected of one backward: rejected runs back first, and its gradients wait for those of chosen.
 
     Where weights are cast, it is the casts' gradients that wait, in low precision; elsewhere the weights' own. Those of
-    reentrant layers do not wait: the backward in their checkpoint's leaves them in ``.grad``.
-    """
+    reentrant layers do not wait: the backward in their checkpoint's leaves them in ``.grad``."""
     plans = policy_plan(recipe, "chosen", recipe.batch.size), policy_plan(recipe, "rejected", recipe.batch.size)
     if recipe.checkpointing.reentrant and not gathers(recipe):
         plans = plans[0]._replace(nested="add"), plans[1]._replace(nested=gradients)

@@ -25,8 +25,7 @@ def step_temporaries(recipe: Recipe, weights: list[Weight], itemsize: int, shard
     """Bytes that the optimizer's step holds beside states and gradients.
 
     foreach: whole copies of everything stepped; loop: what its variables hold of one tensor and of the one before;
-    fused and 8-bit kernels: none. Muon steps first, on whole matrices, then AdamW (foreach) on what is left.
-    """
+    fused and 8-bit kernels: none. Muon steps first, on whole matrices, then AdamW (foreach) on what is left."""
     optimizer, impl = recipe.optimizer.row, recipe.optimizer.implementation
     if impl == "fused":
         return 0
@@ -192,8 +191,7 @@ def enter_quantised(
 
     ``shards``: packed weights are split over so many ranks (FSDP); scales are no parameters, and whole on each.
     ``place``: where FSDP has what is packed, a parameter as any; scales stay on the card, where they were made
-    (AnswerDotAI/fsdp_qlora train.py: ``type(param)(value.data.to("cpu"), **value.__dict__)``).
-    """
+    (AnswerDotAI/fsdp_qlora train.py: ``type(param)(value.data.to("cpu"), **value.__dict__)``)."""
     packed = scales = elements = 0
     for weight in weights:
         first, *rest = (

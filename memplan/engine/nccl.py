@@ -4,8 +4,7 @@ They are outside torch's allocator, so on the device meter alone. NCCL's are cou
 to a peer takes 10 MiB where it receives (the buffers of its three protocols, rounded) and 2 MiB where it sends
 (init.cc, transport/p2p.cc); how many channels it opens depends on links and versions, which is the band. Held against
 runs: 544 MB for two A100, 688 MB for more (nccl#964), 1.6 GB (nccl#864), 3.28 GB with an all-to-all over eight H100
-(nccl#1685).
-"""
+(nccl#1685)."""
 
 from typing import NamedTuple
 
@@ -128,8 +127,7 @@ def communicator_bytes(group: Communicator, gpu: Gpu | None, first: bool) -> tup
 def communicators(recipe: Recipe) -> list[Communicator]:
     """The groups of one rank, of two or more ranks each, the one that reduces gradients first.
 
-    Ranks lie as Megatron and torchtitan lay them: tensor parallel innermost, then context, data, pipeline.
-    """
+    Ranks lie as Megatron and torchtitan lay them: tensor parallel innermost, then context, data, pipeline."""
     degrees, node = recipe.parallel, recipe.hardware.gpus_per_node
     inner = degrees.tensor * degrees.context
     per_node = max(1, node // degrees.tensor)

@@ -7,8 +7,7 @@ What a process has on a card outside PyTorch's allocator before it talks to othe
 
 Read off 36 out-of-memory messages that state the process, allocated and reserved: the process less both, at the end of
 a real run, so kernels that a run loads are in it. Low is the least that was seen, expected the median, high a quarter
-above the most: drivers and the kernels of other jobs differ. Each process on a card has its own.
-"""
+above the most: drivers and the kernels of other jobs differ. Each process on a card has its own."""
 
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ from memplan.units import GPU_ROUNDING, KiB, MiB
 
 CUBLAS_LARGE_BYTES = 8 * 4096 * KiB
 CUBLAS_SMALL_BYTES = 2 * 4096 * KiB + 8 * 16 * KiB
-"""cuBLAS workspace per handle and stream: 32 MiB on compute capability 9, 10 and 12, 8.125 MiB below
-(CublasHandlePool.cpp)."""
+"""cuBLAS workspace per handle and stream: 32 MiB on capability 9, 10, 12, 8.125 MiB below (CublasHandlePool.cpp)."""
 HANDLES = 2
 """Forward's thread has a handle of its own, and so has autograd's thread of the device, which runs backward
 (ATen/cuda/detail/DeviceThreadHandles.h: a pool for each thread)."""
@@ -115,8 +113,7 @@ CONTEXTS = {
 ANY = Context(110, 550, 1450, f"all of the {MESSAGES}; {EAGER}")
 """An NVIDIA card that is not named: a CUDA that loads every kernel at once (before 11.7) takes 0.7 to 1.4 GiB."""
 OTHERS = Context(300, 900, 2048, "a guess")
-"""Runtime contexts of other makers: nothing is published for them; rocBLAS's kernels alone are about 200 MiB
-(tensorflow-upstream#2490)."""
+"""Runtime contexts of other makers: none published; rocBLAS's kernels alone are 200 MiB (tensorflow-upstream#2490)."""
 
 
 def is_cuda(gpu: Gpu | None) -> bool:

@@ -1,8 +1,7 @@
 """One pass of the model through a step: the traces of its layers and tail, and the instants at which it can peak.
 
 Layers of one kind are traced once. Instants of backward are those of the last layer, the first, and the worst of every
-other kind.
-"""
+other kind."""
 
 from collections.abc import Iterator
 from functools import cached_property, lru_cache, partial
@@ -189,8 +188,7 @@ def trace_layers(plan: PassPlan, images: bool, to_the_end: bool = True) -> tuple
     """A trace for each layer, and whether a gradient comes down to the last one's output; equal layers share one.
 
     Below the lowest trained weight there is no graph: no layer's input needs a gradient. ``images``: the tower's does.
-    ``to_the_end``: their backward is followed, too.
-    """
+    ``to_the_end``: their backward is followed, too."""
     traces: list[LayerTrace] = []
     traced = partial(_traced, plan, to_the_end)
     needs = plan.embedding_trained or images or plan.style == "no-grad"

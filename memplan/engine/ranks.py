@@ -26,8 +26,7 @@ class RankClass(NamedTuple):
 def rank_classes(recipe: Recipe) -> tuple[RankClass, ...]:
     """One class for each pipeline stage; one alone where there is no pipeline.
 
-    Within a class shards are padded to the largest, so that the class stands for its fullest rank.
-    """
+    Within a class shards are padded to the largest, so that the class stands for its fullest rank."""
     return tuple(rank_class(recipe, stage) for stage in range(_stages(recipe)))
 
 

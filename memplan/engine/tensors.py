@@ -233,8 +233,7 @@ def marked(weights: Iterable[Weight], frozen: frozenset[str]) -> Iterator[Weight
 def tower_weights(spec: ModelSpec, tower: "Tower", trained: bool, adapter: Adapter | None) -> Iterator[Weight]:
     """Every parameter of the tower and its projector, and of layers that rest with it.
 
-    Without images none of them gets a gradient, so that an optimizer of torch makes no states for them.
-    """
+    Without images none of them gets a gradient, so that an optimizer of torch makes no states for them."""
     for run in spec.resting:
         for weight in marked(layer_weights(run.layer, run.count, trained, adapter), run.layer.frozen):
             yield weight._replace(trained=False, idle=weight.trained)

@@ -3,8 +3,7 @@
 The sections of the ledger (``build.SECTIONS``) run as they are, over a ledger that only adds up (``Adding``), and each
 section's sums are remembered by what the section read (``remembered``). Of jobs that differ in their batch alone, the
 weights and optimizer states are added up once; a job whose every section was met before costs a walk through a few
-small trees. The figures are the ledger's own, to the byte (tests/test_quick.py).
-"""
+small trees. The figures are the ledger's own, to the byte (tests/test_quick.py)."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property

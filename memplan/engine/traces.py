@@ -1,7 +1,6 @@
 """Tapes of one layer and of the tail (final norm, head, loss): what each saves, and its peaks forward and backward.
 
-A model's step is put together from these in ``passes.py``: layers of one kind are traced once.
-"""
+A model's step is put together from these in ``passes.py``: layers of one kind are traced once."""
 
 import weakref
 from functools import lru_cache
@@ -120,8 +119,7 @@ def trace_layer(
     """One layer, forward and backward; the same object where only that differs which no layer reads: which layers are
     checkpointed, what a checkpoint keeps where there is none, and how gradients arrive where none do.
 
-    ``to_the_end``: its backward is followed, too.
-    """
+    ``to_the_end``: its backward is followed, too."""
     again = mode.recompute
     recompute = Recompute(policy=again.policy if style == "checkpoint" else "", modules=again.modules)
     mode = mode if recompute == mode.recompute else mode._replace(recompute=recompute)

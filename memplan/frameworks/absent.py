@@ -1,7 +1,6 @@
 """Frameworks that are known by their files and not read, and scripts that train no language model: named, not guessed.
 
-A reader of one's own wins over a row here; once there is one, its row goes.
-"""
+A reader of one's own wins over a row here; once there is one, its row goes."""
 
 import re
 from typing import NamedTuple

@@ -1,8 +1,7 @@
 """AReaL's YAML: an actor under FSDP2 (pure bf16) beside rollouts on GPUs of their own.
 
 Where each runs, ``actor.backend: fsdp:d4t2`` says, or the older ``allocation_mode: sglang:d4+fsdp:d4``. A micro-batch
-is a number of tokens. Source: inclusionAI/AReaL 1.0.4 areal/api/cli_args.py, engine/fsdp_engine.py, trainer/.
-"""
+is a number of tokens. Source: inclusionAI/AReaL 1.0.4 areal/api/cli_args.py, engine/fsdp_engine.py, trainer/."""
 
 import re
 from collections.abc import Mapping

@@ -2,8 +2,7 @@
 
 A reader takes settings one by one with ``Keys``, which writes the job into a ``Draft`` and keeps account: what came
 from the file, what is the framework's default, what was not understood. To add a framework, add a file to this folder
-with a ``FRAMEWORK`` row; nothing else lists it.
-"""
+with a ``FRAMEWORK`` row; nothing else lists it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

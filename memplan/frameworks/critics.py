@@ -2,8 +2,7 @@
 with a micro-batch and checkpointing of its own.
 
 Source: verl 0.2 to 0.9 workers/fsdp_workers.py: CriticWorker, trainer/config/critic/dp_critic.yaml; NVIDIA-NeMo/RL
-(August 2026) nemo_rl/algorithms/ppo.py, models/value/.
-"""
+(August 2026) nemo_rl/algorithms/ppo.py, models/value/."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -84,8 +84,7 @@ def subject_of(key: str, value: object = True) -> str:
     """What of memory a key decides, one of ``SUBJECTS``; empty for nothing, or little.
 
     ``key``: as in the file, nested ones with dots; the last part speaks first. ``value``: what the file says: a switch
-    that is off decides nothing, but for one that freezes.
-    """
+    that is off decides nothing, but for one that freezes."""
     name = key.lower().replace("-", "_")
     last = name.rpartition(".")[2]
     subject = _by_name(last) or (_by_name(name.replace(".", "_")) if last != name and not LITTLE.search(last) else "")

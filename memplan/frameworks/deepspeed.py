@@ -1,8 +1,7 @@
 """DeepSpeed's JSON, as transformers' integration hands it on: ``auto`` is what the trainer's arguments say.
 
 A key that is left out has DeepSpeed's own default, not ``auto``: buckets of 5e8 elements instead of hidden².
-Source: deepspeed 0.19 runtime/zero/config.py, runtime/config.py; transformers 5.23 integrations/deepspeed.py.
-"""
+Source: deepspeed 0.19 runtime/zero/config.py, runtime/config.py; transformers 5.23 integrations/deepspeed.py."""
 
 from collections.abc import Mapping
 from typing import Any

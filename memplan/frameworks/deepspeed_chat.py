@@ -2,8 +2,7 @@
 
 Its PPO (step 3) has a critic and a generation engine inside of DeepSpeed, and is not modelled.
 Source: microsoft/DeepSpeedExamples@83757d9 applications/DeepSpeed-Chat/training/*/main.py, dschat/utils/ds_utils.py,
-dschat/utils/module/lora.py, dschat/utils/model/model_utils.py.
-"""
+dschat/utils/module/lora.py, dschat/utils/model/model_utils.py."""
 
 import re
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """A file that a user already has, opened with care: its values and the line of each, whatever its form.
 
 YAML, JSON, TOML and shell scripts become the same thing: settings (keys, values, lines) and commands. Only plain data
-is read, of a size that a person writes; nothing is executed, and nothing beside the file is opened.
-"""
+is read, of a size that a person writes; nothing is executed, and nothing beside the file is opened."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ class Draft:
     def ask(self, key: str, where: str, what: str, hint: str = "") -> None:
         """A job's key that memory depends on, whose value the text does not hold (``$N``): unclear without an option.
 
-        ``what``: what stands there instead, in words.
-        """
+        ``what``: what stands there instead, in words."""
         self.unread.append(Unread(key, where, what, subject_of(key) or key, hint or option_of(key), asks=key))
 
     def bound(self, key: str, where: str, why: str, decides: str = "", asks: str = "", hint: str = "") -> None:
@@ -103,8 +102,7 @@ class Draft:
         """Open a file that another refers to, within that file's folder or the working directory around it; or that the
         script which refers to it writes.
 
-        Raises InvalidJob for a reference out of these, to the network, or to nothing.
-        """
+        Raises InvalidJob for a reference out of these, to the network, or to nothing."""
         written = open_written(self.script, reference) if self.script is not None else None
         document = written or open_reference(settings, key, reference)
         self.followed.append(str(Path(document.path).resolve()))

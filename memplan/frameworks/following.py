@@ -75,8 +75,7 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
     """The file that a key names: beside its own, in the working directory around that, or in a folder between.
 
     ``$ROOT/zero3.json`` is looked for as zero3.json. Raises Missing for a reference out of these, to the network, or to
-    nothing. Links are resolved first.
-    """
+    nothing. Links are resolved first."""
     name = _ROOT.sub("", reference)
     if "://" in name or is_template(name):
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", "give it with --with")

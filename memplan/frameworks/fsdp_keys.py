@@ -1,8 +1,7 @@
 """FSDP's settings, as accelerate's config and TrainingArguments spell them, and settings of DDP.
 
 Source: accelerate 1.15 commands/launch.py, utils/dataclasses.py (FullyShardedDataParallelPlugin), transformers 5.23
-training_args.py (_process_fsdp_args).
-"""
+training_args.py (_process_fsdp_args)."""
 
 import re
 from collections.abc import Mapping

@@ -4,8 +4,7 @@ Readers put what a file says; what it leaves out is the trainer's own default, b
 a script starts beside its training (``trl vllm-serve …``, ``swift rollout …``) is read here too, and on which cards.
 
 Source: trl 1.16 scripts/vllm_serve.py (an engine of ``tensor_parallel_size`` × ``data_parallel_size`` cards, 0.9 of
-each); ms-swift 4.5 swift/pipelines/infer/rollout.py, whose arguments begin with ``vllm_``.
-"""
+each); ms-swift 4.5 swift/pipelines/infer/rollout.py, whose arguments begin with ``vllm_``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial

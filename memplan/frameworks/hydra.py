@@ -1,8 +1,7 @@
 """Hydra's way to a config: ``--config-path DIR --config-name NAME key=value +key=value ~key``, with its defaults list.
 
 hydra-core 1.3: hydra/_internal/defaults_list.py (a config's own values are stronger than those of its list unless
-``_self_`` says otherwise), hydra/core/override_parser. What comes of OmegaConf's resolvers stays as it is written.
-"""
+``_self_`` says otherwise), hydra/core/override_parser. What comes of OmegaConf's resolvers stays as it is written."""
 
 import posixpath
 import re

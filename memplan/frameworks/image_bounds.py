@@ -72,8 +72,7 @@ def fill_with_images(draft: Draft, where: str, key: str) -> None:
     """Images that fill each sequence: what a tower sees of more images, or of a video, is no more.
 
     Their tokens stand in the sequence, one for each patch, or for a square of them. Without a length they are asked
-    for.
-    """
+    for."""
     if "images" in draft.given:
         return
     length = _room(draft)

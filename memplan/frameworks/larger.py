@@ -24,8 +24,7 @@ def on_its_own(
     """The answer where ``error`` is that one copy of the layout takes more GPUs than the options name; None for others.
 
     ``read``: the file under other options. It is estimated on as many GPUs as it says itself, else on those that one
-    copy takes, in nodes of the file's own size, else of as many GPUs as the options name.
-    """
+    copy takes, in nodes of the file's own size, else of as many GPUs as the options name."""
     said, takes = str(options.get("num_gpus")), error.changes.get("num_gpus")
     if not said.isdecimal() or not isinstance(takes, int) or takes <= int(said):
         return None
@@ -67,8 +66,7 @@ def most_layers(spec: ModelSpec, gpus: int, smaller: int) -> int:
     largest module free beside that (``infer_auto_device_map``), so that the last card may have two modules, each no
     larger than max(E, L), more than T/N. bitsandbytes fills the others to nine tenths of that (``adjust_max_memory``),
     and the last one has the rest. T: weights of all, L: of a layer, E: of the embedding or the head; what stands
-    outside the layers is not divided here. Source: accelerate 1.15, ``utils/modeling.py``, and transformers 5.
-    """
+    outside the layers is not divided here. Source: accelerate 1.15, ``utils/modeling.py``, and transformers 5."""
     weights = {run.layer.parameters for run in spec.runs}
     odd = spec.encoder or spec.tower or spec.resting or any(run.blocks for run in spec.runs)
     if odd or len(weights) > 1 or gpus < 2:

@@ -182,8 +182,7 @@ TURNED = words(
 def within(path: str) -> dict[str, Any] | None:
     """The one preset whose name stands in a path, nearest to its end: ``output/qwen2_5-7b-mine/checkpoint-400``.
 
-    None where two names stand beside each other, or words of another size or shape.
-    """
+    None where two names stand beside each other, or words of another size or shape."""
     for folder in reversed([part for part in path.split("/") if part][-4:]):
         parts = _words(folder)
         turned = _names_by_words().get(_in_order(parts))  # vicuna-v1-3-7b

@@ -1,8 +1,7 @@
 """A job put onto a file that is there: only what must change is changed; comments, order and all else stay.
 
 Which lines must change is found by trial: every setting that the job needs is put in, then each is taken back whose
-absence makes the same job.
-"""
+absence makes the same job."""
 
 from __future__ import annotations
 

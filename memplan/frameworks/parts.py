@@ -1,8 +1,7 @@
 """The trainings of a file: of a script one document for each command that starts one, and the config that it names.
 
 ``run.py config.yaml --x=1`` is the config under the options behind it, whatever the framework; a command that prepares,
-evaluates or serves is no training.
-"""
+evaluates or serves is no training."""
 
 import re
 import shlex
@@ -91,8 +90,7 @@ def is_other(launch: Launch) -> bool:
 def whose(document: Document) -> tuple[Framework | None, Document]:
     """Whose file a document is; of a command that names a config, the config under its options.
 
-    Raises InvalidJob for keys of two frameworks, and for a config that is not here.
-    """
+    Raises InvalidJob for keys of two frameworks, and for a config that is not here."""
     row = recognise(document)
     if document.form != "shell" or not (row is None or row.launches or row.name in (*GENERAL, BY_NAME)):
         return row, document

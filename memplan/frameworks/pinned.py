@@ -4,8 +4,7 @@ setup.py, environment files, or the lock of uv or Poetry; last by what its scrip
 What is installed decides what an argument means that is left out: TRL checkpoints activations by default from 0.22 on,
 transformers loads in the checkpoint's dtype from 5 on. A lower bound says which it is not (``transformers>=``). The
 file nearest to what is read is taken, of one folder a lock before the rest; of several lists the oldest version, which
-takes more.
-"""
+takes more."""
 
 import os
 import re

@@ -30,8 +30,7 @@ def plans_of(path: str | None) -> list[Document]:
 def emit_plan(plans: Sequence[Document], options: Mapping[str, Any], row: Framework) -> tuple[Emission, JobInput, str]:
     """The files of the first plan that the framework can say, its job, and why those before it are passed over.
 
-    Raises InvalidJob, of the first plan, where it can say none.
-    """
+    Raises InvalidJob, of the first plan, where it can say none."""
     refused: list[InvalidJob] = []
     for number, document in enumerate(plans, start=1):
         try:

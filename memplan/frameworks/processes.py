@@ -3,8 +3,7 @@
 A number that the text does not hold is asked for, and never taken as one. Sources: torch 2.13 distributed/run.py (one
 process without ``--nproc_per_node``), DeepSpeed 0.19 launcher/runner.py (all GPUs of a node without an option),
 accelerate 1.15 commands/launch.py (the machine's default config, else all GPUs), LLaMA-Factory 0.9.5 launcher.py,
-composer 0.32 cli/launcher.py, transformers 5.23 training_args.py (``n_gpu``: nn.DataParallel).
-"""
+composer 0.32 cli/launcher.py, transformers 5.23 training_args.py (``n_gpu``: nn.DataParallel)."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -275,8 +274,7 @@ _READERS: dict[str, Callable[[Launch], Count | None]] = {
 def of_variables(launch: Launch, forced: bool) -> Count:
     """Programs that start torchrun themselves, as ``NPROC_PER_NODE`` and ``NNODES`` say: LLaMA-Factory's, ms-swift's.
 
-    ``forced``: torchrun whatever is visible; else where several GPUs are.
-    """
+    ``forced``: torchrun whatever is visible; else where several GPUs are."""
     env = launch.command.environment
     each, seen = env.get("NPROC_PER_NODE"), visible(env)
     if seen == 1 and not forced:

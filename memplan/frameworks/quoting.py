@@ -1,8 +1,7 @@
 """The one place where a value becomes text that a shell, YAML, TOML or a comment holds.
 
 A model's folder may be called anything that a file system takes, and a job may come from the internet: what is written
-here is read by its reader as the value, and never as a line, key or command of its own. No writer emits Python.
-"""
+here is read by its reader as the value, and never as a line, key or command of its own. No writer emits Python."""
 
 import json
 import shlex
@@ -20,8 +19,7 @@ class Variable(str):
 def shell_word(value: object) -> str:
     """A value as one word of a command. Raises InvalidJob for what no command line can hold.
 
-    NUL ends an argument; a lone surrogate stands for a byte that is no text.
-    """
+    NUL ends an argument; a lone surrogate stands for a byte that is no text."""
     if isinstance(value, Variable):
         return f'"${{{value}}}"'
     text = str(value)

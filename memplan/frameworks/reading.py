@@ -37,8 +37,7 @@ def read_target(
     """A job from MODEL and options: a framework's file, a command line, or whatever ``memplan.jobs`` knows.
 
     ``beside``: files that say more of the same job, such as an accelerate config. ``framework``: whose file MODEL is,
-    where its content does not say. Raises InvalidJob or ModelError with what to type instead.
-    """
+    where its content does not say. Raises InvalidJob or ModelError with what to type instead."""
     document = _document(model) if model is not None else None
     if document is not None:
         given = read_opened(document, options, beside, framework)
@@ -61,8 +60,7 @@ def read_opened(
     """The job of a file that is open, or of one training of a script (``documents_of``).
 
     What a program, a script or a config leaves to who starts it is taken from there (``as_started``), which is said.
-    ``options["without"]``: keys of the file that take no memory, as the user knows.
-    """
+    ``options["without"]``: keys of the file that take no memory, as the user knows."""
     if "without" in options:
         rest = {key: value for key, value in options.items() if key != "without"}
         return without(read_opened(document, rest, beside, framework), options["without"])
@@ -100,8 +98,7 @@ def _as_it_stands(document: Document, options: Mapping[str, Any], beside: Sequen
 def documents_of(path: str) -> tuple[Document, ...]:
     """The file, or of a script each of its trainings; of ``train.sh:40`` the one in that line.
 
-    Raises UsageError where it does not exist or cannot be read.
-    """
+    Raises UsageError where it does not exist or cannot be read."""
     forget()
     place = _place(path)
     if place:

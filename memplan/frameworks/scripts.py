@@ -1,8 +1,7 @@
 """The commands that a script comes to: variables, conditions, loops and functions are followed, and nothing is run.
 
 Where a condition cannot be known, each of its arms is gone through on its own, and of a name that is set there the
-value before it, else the first, is what comes after. Of a loop the first value is taken. Both are said.
-"""
+value before it, else the first, is what comes after. Of a loop the first value is taken. Both are said."""
 
 import os
 import re

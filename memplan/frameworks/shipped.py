@@ -2,8 +2,7 @@
 named by their path in it, else what the name tells, else a question.
 
 Source: Axolotl 0.19 deepspeed_configs/, LLaMA-Factory 0.9.5 examples/deepspeed/, XTuner 0.1.23 configs/deepspeed/,
-allenai/open-instruct@e6c3044 configs/ds_configs/.
-"""
+allenai/open-instruct@e6c3044 configs/ds_configs/."""
 
 import re
 from collections.abc import Mapping

@@ -14,8 +14,7 @@ def folder_of(path: str) -> str:
 def sourced_text(script: str, reference: str) -> tuple[str, str]:
     """(path, text) of a file that a script sources, in its folder or its project; empty for none that is plain text.
 
-    Of a path that is not here its last two parts are looked for: ``$HERE/models/qwen3-4B.sh``.
-    """
+    Of a path that is not here its last two parts are looked for: ``$HERE/models/qwen3-4B.sh``."""
     here = Path(script).resolve().parent
     top = project_of(here)
     between = [folder for folder in here.parents if top in folder.parents]

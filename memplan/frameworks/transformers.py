@@ -1,7 +1,6 @@
 """transformers' Trainer: TrainingArguments as YAML, JSON or options of a script.
 
-A file of arguments names no model; scripts of transformers' examples take ``--model_name_or_path`` beside them.
-"""
+A file of arguments names no model; scripts of transformers' examples take ``--model_name_or_path`` beside them."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Files to run, of a job: written, read back, and only then handed out.
 
 A writer puts into files what its framework has words for. What it has none for is found by reading the files again:
-where the job that they make is not the one that was asked for, the key is named and nothing is written.
-"""
+where the job that they make is not the one that was asked for, the key is named and nothing is written."""
 
 import json
 import os

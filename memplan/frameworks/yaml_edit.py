@@ -13,8 +13,7 @@ def yaml_with(text: str, path: tuple[str, ...], value: Any, file: str) -> str:
     """The text with one value replaced where it stands, or a line added after the last of its mapping.
 
     What an alias or a merge gives is written out beside it, and the anchor stays as it is. Raises InvalidJob where the
-    value stands under an anchor that other lines use: they would change with it.
-    """
+    value stands under an anchor that other lines use: they would change with it."""
     import yaml
 
     node = composed(text)

@@ -2,8 +2,7 @@
 
 A user writes a preset's name (``h100-80gb``), a short form that fits one card only (``h100``, ``a100-80``, ``3060``,
 ``4090 laptop``), a part of a card (``a100 3g.20gb``, ``a40-24q``), a size (``80GB``, ``79.1GiB``), or ``local`` for the
-card of this machine. The catalogue is ``presets/gpus.json``; only the rows that are asked for are checked.
-"""
+card of this machine. The catalogue is ``presets/gpus.json``; only the rows that are asked for are checked."""
 
 import json
 import re

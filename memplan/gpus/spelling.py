@@ -3,8 +3,7 @@
 A name is a set of words: its model (``rtx``, ``4070``, ``ti``), what kind it is (``laptop``, ``pcie``), its size
 (``12gb``). A text means the names that have all of its words, and of these the ones with the fewest words more:
 ``3060`` is the RTX 3060, not its Ti; ``h100`` the SXM card, not the PCIe one. Of one model in several sizes all are
-meant, but for a size that is marked as rare (``usual: false``), which has to be said.
-"""
+meant, but for a size that is marked as rare (``usual: false``), which has to be said."""
 
 import re
 from collections.abc import Iterable, Mapping

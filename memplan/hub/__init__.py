@@ -2,8 +2,7 @@
 
 ``config`` fetches a config.json, ``weights`` verifies parameter totals; ``cache`` reads the cache without
 huggingface_hub, ``network`` bounds every wait, ``refusal`` tells in two lines what went wrong. Names are loaded on
-first use, so that a cached config costs only what it needs.
-"""
+first use, so that a cached config costs only what it needs."""
 
 from typing import TYPE_CHECKING, Any
 

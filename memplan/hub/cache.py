@@ -3,8 +3,7 @@
 Layout (huggingface_hub's "Understand caching" guide)::
 
     $HF_HUB_CACHE/models--{organisation}--{name}/refs/{branch or tag}        holds a commit
-    $HF_HUB_CACHE/models--{organisation}--{name}/snapshots/{commit}/{file}   the file, or a link to its blob
-"""
+    $HF_HUB_CACHE/models--{organisation}--{name}/snapshots/{commit}/{file}   the file, or a link to its blob"""
 
 import errno
 import os

@@ -1,8 +1,7 @@
 """The one place that talks to the network, through huggingface_hub, with an end to every wait.
 
 huggingface_hub alone waits about 23 s for a server that is down, and without end for one that trickles. Here one
-request without retries goes first, and all of it runs in a daemon thread that is left behind at a deadline.
-"""
+request without retries goes first, and all of it runs in a daemon thread that is left behind at a deadline."""
 
 import os
 import queue

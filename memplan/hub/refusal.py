@@ -1,8 +1,7 @@
 """What the Hub refuses, and why, in two lines: a table of cases, and the case of each exception.
 
 Exceptions are told apart by the names of their classes. Their homes moved between the releases of huggingface_hub
-(requests below 1.0, httpx above), their names did not.
-"""
+(requests below 1.0, httpx above), their names did not."""
 
 import os
 import re

@@ -1,8 +1,7 @@
 """Parameter totals of a checkpoint from its safetensors headers: no weight is downloaded.
 
 A safetensors file begins with 8 bytes, the length n of a JSON header (little-endian), then the header: name, dtype,
-shape and byte range of each tensor (https://huggingface.co/docs/safetensors/index#format).
-"""
+shape and byte range of each tensor (https://huggingface.co/docs/safetensors/index#format)."""
 
 import json
 import math

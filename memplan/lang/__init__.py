@@ -8,8 +8,7 @@ message knows of languages, a message that no catalogue has stays English, and a
 What that costs: a template is found by its shape, so a field says what it may hold (``catalogue.KINDS``), and a name
 from outside can at worst be mistaken for words of ours: it is put into the sentence as text, never read as a template.
 Names that stand alone are marked by ``Name``. Keys, options, names and numbers stay as they are, and so does all that
-programs read: JSON, YAML, CSV.
-"""
+programs read: JSON, YAML, CSV."""
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")

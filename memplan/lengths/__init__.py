@@ -3,5 +3,4 @@
 ``distribution``: lengths as they are given, and what is drawn of them; ``files``: files of lengths; ``packing``: rows
 made of several sequences; ``batches``: what a trainer makes of a micro-batch; ``runs``: steps drawn, their peaks, and
 whether a run dies; ``playing``: the caching allocator over steps of changing shapes; ``dataset``, ``chat``,
-``tokens``: the file of lengths, made of a data set.
-"""
+``tokens``: the file of lengths, made of a data set."""

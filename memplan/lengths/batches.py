@@ -2,8 +2,7 @@
 
 Peaks grow with the length of a micro-batch (a test holds it), so of all the micro-batches of a step the longest alone
 decides. Where rows are padded to the longest of them, that is the longest of all sequences of the step, whichever rank
-has it.
-"""
+has it."""
 
 from collections.abc import Callable
 from random import Random

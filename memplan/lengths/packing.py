@@ -1,8 +1,7 @@
 """Rows made of several sequences, as trainers make them: lengths in, lengths out.
 
 Each function names the code that it does as; what they agree in is held by tests: no row exceeds its budget, and every
-token that is kept is placed once.
-"""
+token that is kept is placed once."""
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
@@ -23,8 +22,7 @@ MULTIPACK_GROUP, MULTIPACK_ROW = 100_000, 200
 def best_fit(lengths: Sequence[int], budget: int) -> Rows:
     """The longest first, each into the fullest row that has room; what is too long is cut.
 
-    trl 0.18 to 1.16, data_utils.py: ``_pack_bfd`` that truncates (``packing_strategy: bfd``).
-    """
+    trl 0.18 to 1.16, data_utils.py: ``_pack_bfd`` that truncates (``packing_strategy: bfd``)."""
     rows: Rows = []
     rooms: list[tuple[int, int]] = []
     for length in sorted((min(each, budget) for each in lengths), reverse=True):
@@ -69,8 +67,7 @@ def wrapped(lengths: Sequence[int], budget: int) -> Rows:
 def multipack(lengths: Sequence[int], budget: int) -> Rows:
     """In the order in which they come, each into the first row that has room; what is too long is left out before.
 
-    axolotl (067b021c8), utils/samplers/multipack.py: ``pack_group``; utils/data/utils.py drops long sequences.
-    """
+    axolotl (067b021c8), utils/samplers/multipack.py: ``pack_group``; utils/data/utils.py drops long sequences."""
     rows: Rows = []
     tree = _Rooms(budget)
     for length in lengths:
@@ -121,8 +118,7 @@ def knapsack(lengths: Sequence[int], budget: int) -> Rows:
     """Row after row, each filled with the longest that still fits; sequences were cut before.
 
     LLaMA-Factory (ff6d4d12e), data/processor/processor_utils.py: ``greedy_knapsack``; supervised.py pads every row to
-    ``cutoff_len``.
-    """
+    ``cutoff_len``."""
     left, rows = sorted(min(each, budget) for each in lengths), Rows()
     while left:
         row, room = list[int](), budget
@@ -137,8 +133,7 @@ def token_budget(lengths: Sequence[int], budget: int) -> Rows:
     """As few micro-batches as hold the tokens, balanced in work; one may exceed the budget.
 
     verl (1dda039b9), utils/seqlen_balancing.py: ``rearrange_micro_batches`` with ``use_dynamic_bsz``: the budget only
-    decides their number, and Karmarkar and Karp's differencing method balances ``calculate_workload``.
-    """
+    decides their number, and Karmarkar and Karp's differencing method balances ``calculate_workload``."""
     count = min(len(lengths), ceil_div(sum(lengths), budget))
     return balanced(lengths, count, lambda length: 24576 * length + length**2)
 

@@ -2,8 +2,7 @@
 
 Every step is played in one allocator, on the weights and states of the first. Steps are recorded at a few lengths; the
 sizes of one between two of them lie on the line between theirs where both make the same tensors, for every size is
-affine in the length then, but for the rounding to 512 bytes; else the step is played at the longer one.
-"""
+affine in the length then, but for the rounding to 512 bytes; else the step is played at the longer one."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,7 @@
 """What engines and trainers say of memory, in their words: a row a wording, with where it was read.
 
 A group of a pattern is a term and its unit: ``weights_GiB``; digits behind it tell two of one line apart, and they are
-added up. Engines write GB for 2^30 bytes (vLLM to 0.6 ``/ float(2**30)``, SGLang ``1 << 30``, verl ``1024**3``).
-"""
+added up. Engines write GB for 2^30 bytes (vLLM to 0.6 ``/ float(2**30)``, SGLang ``1 << 30``, verl ``1024**3``)."""
 
 import re
 from functools import cache

@@ -1,8 +1,7 @@
 """Which files a call may open: those of the folders that the server was given, and what Python and memplan are made of.
 
 A hook of the interpreter's audit events (PEP 578) refuses every other; it cannot be taken out again, so it is for a
-process that does one call.
-"""
+process that does one call."""
 
 import os
 import sys

@@ -2,8 +2,7 @@
 another language.
 
 These are texts for texts, looked up where the page makes a text node (its own by a list of templates, an answer's by
-the catalogues of ``lang``); what is in neither stays as it is.
-"""
+the catalogues of ``lang``); what is in neither stays as it is."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache

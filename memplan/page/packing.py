@@ -1,8 +1,7 @@
 """An answer, kept small: names of keys once for each shape of object, texts once, and no more than the page may hold.
 
 Packed, an object is ``[shape, values…]``, a list ``[-1, items…]``, a text that comes again ``[-2, number]``;
-static/base.js opens it. The rows of a ledger share their keys and most of their words, so that a third is left of them.
-"""
+static/base.js opens it. A ledger's rows share keys and most words: a third is left."""
 
 import json
 import math

@@ -3,8 +3,7 @@
 ``space`` lists the choices, ``candidates`` makes recipes of them and asks ``memplan.cost`` for their speed, ``pricing``
 asks the engine for their memory, ``search`` goes through them exactly, ``changes`` holds what may change the training,
 ``questions`` the fewest GPUs and the largest batch, ``result`` what comes out. ``moves``, ``around`` and ``remedies``
-search one step away from a job as it is.
-"""
+search one step away from a job as it is."""
 
 from collections.abc import Sequence
 
@@ -52,8 +51,7 @@ def plan(
     ``allow``: changes to the training (``changes.NAMES``) that may be made where nothing fits without; ``front``: the
     Pareto front too; ``ask``: further questions (``questions.QUESTIONS``);
     ``suggest``: where nothing fits, what would have to change; ``price``: of a GPU hour.
-    Raises UsageError for a job without a card.
-    """
+    Raises UsageError for a job without a card."""
     allowed, asked = checked(allow), question(at_longest(given))
     first = search(asked, wanted, tell)
     check_legal(first)

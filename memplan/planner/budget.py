@@ -4,8 +4,7 @@ The job stays as it is, its layout and its batch too. ``budget_ways`` lists what
 ``budget_search`` finds the fastest way within so many bytes that are allocated, exactly. What a card holds beyond that
 is the allocator's: of a budget of the device the largest of ``STEPS`` equal steps between the least and all that can be
 allocated is taken whose fastest way stays within it, as its report says. The steps do not depend on the budget, so that
-a larger one gets no slower way.
-"""
+a larger one gets no slower way."""
 
 from collections.abc import Iterator
 from math import inf

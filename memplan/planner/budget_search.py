@@ -4,8 +4,7 @@ Of a grid only the edge is looked at. A layer saves no more than the layer that 
 first of every run of layers: so of so many layers of the one kind, fewer of the other than are missing cannot do, and
 are left out. All others are asked, fastest first, so that the first that fits is the fastest of all
 (tests/test_budget.py tries every way). Ties go to what holds less: so a larger budget gets no slower way, and none that
-holds less.
-"""
+holds less."""
 
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush

@@ -2,8 +2,7 @@
 
 Grids of at most two numbers of layers, in which more layers are slower and hold less: the search needs only their
 edge. A way is the job with other keys, resolved as the job would be; between ways of one grid only the numbers differ,
-so that each grid is resolved once (tests/test_budget.py resolves them anew).
-"""
+so that each grid is resolved once (tests/test_budget.py resolves them anew)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations

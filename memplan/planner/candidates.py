@@ -1,8 +1,7 @@
 """From choices to recipes: each structure is resolved once, and its batches are set in the recipe.
 
 A recipe with another batch and accumulation is what ``resolve`` makes of the job with that batch, but for what
-``depends_on_batch`` names (tests/test_plan.py compares field by field).
-"""
+``depends_on_batch`` names (tests/test_plan.py compares field by field)."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress

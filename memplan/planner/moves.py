@@ -1,8 +1,7 @@
 """What could be changed of a job as it is: the values of a plan's choices, one step away from the job's own.
 
 A *move* changes one axis, and is of a tier (``tiers``). What costs nothing and is no choice of a job's is no move, and
-is tried with every one of them (``pricing``).
-"""
+is tried with every one of them (``pricing``)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,8 +1,7 @@
 """The memory of a candidate, with what costs no time: PyTorch's expandable segments, flash attention for SDPA, …
 
 None of it makes a step slower, and all of it only ever saves memory (tests/test_plan_order.py). So a candidate that
-does not fit with all of it does not fit; one that does is tried with less of it first.
-"""
+does not fit with all of it does not fit; one that does is tried with less of it first."""
 
 from collections.abc import Callable, Collection, Hashable
 from typing import NamedTuple

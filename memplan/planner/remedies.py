@@ -2,8 +2,7 @@
 
 What costs nothing is added where it is needed. A set of moves is a remedy if the job then fits, and if nothing of it
 can be left out. They are told tier by tier (``tiers``), of each tier the smallest sets with which the job fits: of axes
-beside the layout the value that holds the least, in the fastest layouts that may do.
-"""
+beside the layout the value that holds the least, in the fastest layouts that may do."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
@@ -39,8 +38,7 @@ Found = list[tuple[Changed, Priced]]
 def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy, ...]:
     """Up to three ways to make a job fit, in the order of their tiers; where none is found, what comes nearest.
 
-    ``device_bytes``: what the job is expected to hold as it is.
-    """
+    ``device_bytes``: what the job is expected to hold as it is."""
     around = Around(given, recipe)
     found: Found = []
     more: Found = []

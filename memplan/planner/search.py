@@ -7,8 +7,7 @@ of the same group that did not fit, as memory grows with the batch; no larger a 
 fit, the smallest batch of each further group of it, and of the leaner one, is priced first; where the last bound ruled
 out many of them (``PATIENCE``), it is asked of these first. Layouts whose model states
 alone are too large are left out before (``candidates.Floors``). Of those that the last bound rules out, ``nearest``
-finds which miss by least.
-"""
+finds which miss by least."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -2,8 +2,7 @@
 
 A *layout* divides the GPUs (sharding, degrees of parallelism); the other axes are independent of it. What the user gave
 as an option, or with ``--fix``, is not a choice. Nor is what the trainer cannot be told (``tables.trainer_switches``).
-What cannot be is left to ``resolve``, whose reasons are told.
-"""
+What cannot be is left to ``resolve``, whose reasons are told."""
 
 from collections.abc import Iterator, Mapping
 from itertools import product

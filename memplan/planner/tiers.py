@@ -1,8 +1,7 @@
 """In which order changes are told: what is free, what costs little, another training, the host, more degrees of
 parallelism, more cards, shorter sequences.
 
-Within a tier the fewest changes come first, then what is easiest to write (``place``), then the fastest.
-"""
+Within a tier the fewest changes come first, then what is easiest to write (``place``), then the fastest."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,7 @@
 """From blocks to lines of a width: where paragraphs break, and how wide columns are.
 
 Nothing is ever cut: a column of numbers keeps its width, columns of words share what is left, and where even that is
-not enough the cells of a row stand below each other, each with its title.
-"""
+not enough the cells of a row stand below each other, each with its title."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
 """A report as an SVG for a paper or a pull request: the card as a bar, and the step's curves below it.
 
 The step's instants stand side by side, each as wide as the others and with its name; trainer and engine likewise; what
-is played is drawn over its requests and frees. What each holds is said under the mouse.
-"""
+is played is drawn over its requests and frees. What each holds is said under the mouse."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

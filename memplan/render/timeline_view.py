@@ -1,8 +1,7 @@
 """A step in a terminal: a bar for each instant, stacked by category, the card as a line through all of them.
 
 With colours a category is a run of blocks, without them a run of its letter; the legend says which is which. A bar's
-cell shows the category at the cell's middle, so that a bar is as long as its sum to half a cell.
-"""
+cell shows the category at the cell's middle, so that a bar is as long as its sum to half a cell."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby

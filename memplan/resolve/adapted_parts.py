@@ -83,8 +83,7 @@ def _unadapted(lora: Lora) -> frozenset[str]:
 def with_tower(spec: ModelSpec, lora: Lora) -> ModelSpec:
     """The model with the parts marked that adapters leave alone, and those that are trained whole beside them.
 
-    Raises InvalidJob for a part that it does not have.
-    """
+    Raises InvalidJob for a part that it does not have."""
     unadapted, trained = _unadapted(lora), frozenset(PARTS.get(name, "") for name in lora.modules_to_train)
     if "" in trained:
         name = next(name for name in lora.modules_to_train if name not in PARTS)

@@ -20,8 +20,7 @@ from memplan.units import DTYPE_BYTES
 def attention_form(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> str:
     """Soft-capped scores are eager's and flash's (flash-attn 2.6 on, in its kernel); some classes have eager alone.
 
-    Raises InvalidJob for what no kernel computes, and for what transformers refuses.
-    """
+    Raises InvalidJob for what no kernel computes, and for what transformers refuses."""
     late = _before_sdpa(job, trainer, spec) if job.attention == "sdpa" else ""
     if late and notes.is_given("attention"):
         raise InvalidJob(f"attention: {late}", "use attention: eager, or flash", {"attention": "eager"})

@@ -1,8 +1,7 @@
 """Which version of a model's class runs: what it refuses, where it fails, what earlier ones did otherwise.
 
 A trainer's row says which classes it runs (``ModelClasses``); a version of transformers is known where the job names
-one of the Hugging Face Trainer. Models are described as the newest classes build them.
-"""
+one of the Hugging Face Trainer. Models are described as the newest classes build them."""
 
 from functools import lru_cache
 

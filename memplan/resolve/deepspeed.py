@@ -1,8 +1,7 @@
 """DeepSpeed's settings, resolved: ``auto`` as Hugging Face's integration fills it in, and what DeepSpeed refuses.
 
 Read in deepspeed 0.19 (runtime/engine.py, runtime/zero/config.py, offload_config.py, stage3.py) and transformers 5.23
-(integrations/deepspeed.py: trainer_config_finalize).
-"""
+(integrations/deepspeed.py: trainer_config_finalize)."""
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
@@ -133,8 +132,7 @@ def _say_bucket(given: DeepSpeed, stage: int, integrated: bool, elements: int, n
     """Buckets that nobody named: a gigabyte where a config leaves them out, little where it says auto.
 
     accelerate's plugin (``zero_stage`` in its config, no JSON) writes no sizes either, and the integration fills in
-    only what says auto (accelerate 1.15 utils/dataclasses.py; transformers 5.23 integrations/deepspeed.py).
-    """
+    only what says auto (accelerate 1.15 utils/dataclasses.py; transformers 5.23 integrations/deepspeed.py)."""
     if not stage or not integrated or given.reduce_bucket_size not in (None, AUTO):
         return
     own = given.own_defaults and given.reduce_bucket_size is None

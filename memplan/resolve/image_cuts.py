@@ -2,8 +2,7 @@
 model reads.
 
 A rule (``spec.vision.ImageRule``) names one of ``CUTS``. Sources: transformers 5.23, the processors named at each
-function.
-"""
+function."""
 
 from collections.abc import Callable
 from itertools import product

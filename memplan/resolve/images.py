@@ -1,7 +1,6 @@
 """From the size of an image to what the tower sees and the language model reads.
 
-The cutting itself stands in ``image_cuts.py``.
-"""
+The cutting itself stands in ``image_cuts.py``."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 def without_images(spec: ModelSpec, flat: bool) -> ModelSpec:
     """The model as a batch of text alone runs it: the tower is idle, and so are layers that attend to images.
 
-    ``flat``: DeepSpeed makes master weights and states for all that is trained, whether a gradient comes or not.
-    """
+    ``flat``: DeepSpeed makes master weights and states for all that is trained, whether a gradient comes or not."""
     resting = tuple(run for run in spec.runs if run.layer.attends_to_images)
     runs = tuple(run for run in spec.runs if not run.layer.attends_to_images)
     return spec.model_copy(update={"runs": runs, "resting": resting, "tower_idle": not flat})

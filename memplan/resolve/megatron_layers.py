@@ -1,8 +1,7 @@
 """Whether Megatron's layers run a job, as they are modelled, and of which models its norms are also counted as
 PyTorch's operations.
 
-Sources: megatron-core 0.14 to 0.16 transformer/transformer_layer.py; of August 2026 ssm/gated_delta_net.
-"""
+Sources: megatron-core 0.14 to 0.16 transformer/transformer_layer.py; of August 2026 ssm/gated_delta_net."""
 
 from memplan.resolve.freezing import PROJECTOR, TOWER
 from memplan.resolve.megatron_adapters import adapters_refused

@@ -1,8 +1,7 @@
 """The stages of Megatron's pipelines: chunks that a layout names, layers that divide by stages and chunks, and the
 layout that is assumed where they do not.
 
-megatron-core 0.16 transformer/transformer_block.py: get_num_layers_to_build; pipeline_parallel_layer_layout.py.
-"""
+megatron-core 0.16 transformer/transformer_block.py: get_num_layers_to_build; pipeline_parallel_layer_layout.py."""
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes

@@ -177,8 +177,7 @@ def _without_modules(spec: ModelSpec) -> ModelSpec | None:
     """None where its class has no such module, or none that drops. What its class calls itself stays.
 
     trl 0.9 to 1.16, trainer/utils.py: ``disable_dropout_in_model`` sets ``p = 0`` on every ``nn.Dropout``, which then
-    hands its input on and keeps no mask (torch 2.13 aten/src/ATen/native/Dropout.cpp).
-    """
+    hands its input on and keeps no mask (torch 2.13 aten/src/ATen/native/Dropout.cpp)."""
     called = any(getattr(mixer, "style", "") == "interleaved" for mixer in spec.mixers)  # GPT-J's from 5.24 on
     stays = PROBABILITIES_ALONE if called else FUNCTIONAL_DROPOUT.get(spec.family, PROBABILITIES_ALONE)
     runs = tuple(run.model_copy(update={"layer": _layer(run.layer, stays)}) for run in spec.runs)

@@ -1,8 +1,7 @@
 """Micro-batches that are packed up to a number of tokens, in place of so many sequences of one length.
 
 A packed micro-batch is one row. Kernels of flash attention are told where its sequences end, and hold what they hold of
-any row; elsewhere a mask of all tokens by all keeps them apart.
-"""
+any row; elsewhere a mask of all tokens by all keeps them apart."""
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes

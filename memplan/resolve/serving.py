@@ -46,8 +46,7 @@ LONGEST = 4096
 def plain(given: JobInput) -> JobInput:
     """The job of the same model and card that trains, and is estimated nowhere: what else a recipe holds.
 
-    Raises InvalidJob for keys that only training has.
-    """
+    Raises InvalidJob for keys that only training has."""
     for key in given.sources:
         if key in Job.model_fields and key not in READ:
             raise InvalidJob(f"{key}: method generate trains nothing", f"leave {key} out, or name a training method")

@@ -3,8 +3,7 @@
 A policy that generates itself (transformers' generate) adds to its own weights the cache, which grows by a token at a
 time, the logits that are sampled, and under sharding what is gathered for it: transformers 5.23 cache_utils.py
 (DynamicLayer.update: torch.cat), generation/utils.py (_sample); trl 1.16 models/utils.py
-(unwrap_model_for_generation: ds3_gather_for_generation).
-"""
+(unwrap_model_for_generation: ds3_gather_for_generation)."""
 
 from collections.abc import Iterable
 from functools import lru_cache

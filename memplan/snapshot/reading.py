@@ -2,8 +2,7 @@
 
 ``torch.cuda.memory._dump_snapshot`` (torch 2.1 to 2.13) writes the segments as they were at the end, and for each
 device the last events before that. So the recording's start is found by undoing the events from the end.
-Of its pickle nothing is imported, called or built.
-"""
+Of its pickle nothing is imported, called or built."""
 
 import io
 import pickle

@@ -2,8 +2,7 @@
 
 A path is the dotted name of a weight in the words of Llama's classes, without the wrapper and the last ``weight``:
 ``layers.0.self_attn.q_proj``. A pattern is a run of segments that stands anywhere in it: ``embed_tokens``,
-``layers.0-15``, ``layers.*.mlp``, ``q_proj``, ``*norm*``.
-"""
+``layers.0-15``, ``layers.*.mlp``, ``q_proj``, ``*norm*``."""
 
 import re
 from collections.abc import Iterable

@@ -72,8 +72,7 @@ class Gpu(Frozen):
     usable_is_assumed: bool = False
     """No published figure of torch's total was found: it is derived, as ``source`` says."""
     architecture: str
-    """Compute capability ('9.0'), gfx name or accelerator generation; 'unknown' for a card given by its size alone.
-    Decides workspaces."""
+    """Compute capability ('9.0'), gfx name or generation; 'unknown' for a card given by size. Decides workspaces."""
     form: Literal["card", "laptop", "slice", "vgpu"] = "card"
     """A card of its own, a laptop's, a MIG instance of a card, or a virtual machine's share of one."""
     usual: bool = True

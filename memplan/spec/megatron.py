@@ -87,8 +87,7 @@ class Megatron(Frozen):
     overlap_grad_reduce: bool = False
     overlap_param_gather: bool = False
     tp_comm_overlap: bool = False
-    """Tensor parallelism's gathers and scatters run beside the products that need or make them; their buffers are not
-    counted."""
+    """Tensor parallelism's gathers and scatters run beside the products that need them; buffers are not counted."""
     ddp_bucket_size: Annotated[int, Field(ge=0, le=10**12)] = 0
     """Elements of a bucket where communication overlaps; 0: Megatron's own, max(40 M, 1 M × data-parallel ranks)."""
     num_distributed_optimizer_instances: Annotated[int, Field(ge=1, le=100_000)] = 1

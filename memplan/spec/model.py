@@ -1,7 +1,6 @@
 """ModelSpec: what a model is made of, in runs of equal layers.
 
-Nothing here knows a family's name but the label it carries. What a layer is made of stands in ``parts.py``.
-"""
+Nothing here knows a family's name but the label it carries. What a layer is made of stands in ``parts.py``."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -98,8 +97,7 @@ class ModelSpec(Described):
     checkpoints: bool = True
     """Its class supports gradient checkpointing (ALBERT's does not)."""
     router_loss: Literal["none", "off", "zero", "on"] = "none"
-    """A load-balancing loss of its routers: its class has none; or as its config says, where 'zero' is off with a
-    coefficient of 0."""
+    """A load-balancing loss of its routers: none in its class; or as its config says ('zero': coefficient 0, off)."""
     dtype: Literal["bf16", "fp16", "fp32"] | None = None
     """The dtype that the config names, when it does."""
     max_positions: int | None = None
@@ -289,8 +287,7 @@ class ModelSpec(Described):
         return tuple(part for part in self.extra if part.category != "lm_head")
 
     def as_reward_model(self) -> "ModelSpec":
-        """The sequence-classification form with one label: the vocabulary head gives way to a score head of h
-        weights."""
+        """The sequence-classification form with one label: a score head of h weights in place of the vocabulary's."""
         if self.scoring:
             without = {"transform": None, "pooler": self.scoring, "head": self.scoring.score, "extra": self.kept_extra}
             return self.model_copy(update=without)

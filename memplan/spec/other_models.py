@@ -20,8 +20,7 @@ class ExtraModel(Frozen):
     model: str | dict[str, Any] | None = None
     """Preset, Hub id, path, or inline config; of a critic not given, it has the policy's shape."""
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    """Dtype of its weights; where none is given, the half precision that the policy computes in, or bf16. A critic's
-    are stored as the policy's."""
+    """Dtype of its weights; by default the half precision of the policy, or bf16. A critic's are as the policy's."""
     trained: bool | None = None
     """Whether it has gradients and optimizer states: a critic has, the others have not."""
     placement: Literal["resident"] = "resident"

@@ -2,8 +2,7 @@
 
 Which layers each stage and chunk has is a string or lists of names. ``Ettt|(tt|)*29,m|L``: E the embedding, t a layer,
 m multi-token prediction, L head and loss; commas are decoration (megatron-core 0.16
-transformer/pipeline_parallel_layer_layout.py).
-"""
+transformer/pipeline_parallel_layer_layout.py)."""
 
 import re
 from functools import lru_cache

@@ -2,8 +2,7 @@
 
 The linear modules of a part drive three things at once: its parameters, its LoRA targets and the activations that its
 forward saves. Nothing here knows a family's name; ``memplan/arch`` writes these from a config.json, and
-``memplan/engine`` reads them.
-"""
+``memplan/engine`` reads them."""
 
 from collections.abc import Iterable
 from functools import cached_property

@@ -246,8 +246,7 @@ INSTEAD = {"batch_size": "token_budget"}
 
 
 def unanswered(unread: Iterable[Unread], keys: Iterable[str]) -> tuple[Unread, ...]:
-    """What is left that was not understood, once these keys of the job are given; of a mapping of them, those within
-    its mappings too."""
+    """What is left that was not understood, once these keys of the job are given; within its mappings too."""
     given = set(keys)
     for key, value in keys.items() if isinstance(keys, Mapping) else ():
         given |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else set()

@@ -31,8 +31,7 @@ from memplan.tables.styles import Fused
 from memplan.tables.trainer import Trainer
 
 PARTED = ("storage", "optimizer", "batch", "checkpointing", "loss", "others", "sharding", "hardware", "provenance")
-"""Groups whose fields change one by one in a search, so that each is watched by itself (``engine/memo``). The others
-are handed on whole."""
+"""Groups whose fields change one by one in a search: each is watched by itself (``engine/memo``), others whole."""
 GROUPS = (*PARTED, "numerics", "operators")
 
 

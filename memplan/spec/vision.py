@@ -1,8 +1,7 @@
 """A vision tower: what turns images into tokens of the language model, described as its layers are.
 
 Patches enter an embedding, runs of equal blocks, what follows them, and a projector to the language model's width.
-Nothing here knows a family's name; ``memplan/arch`` writes these from a config.json.
-"""
+Nothing here knows a family's name; ``memplan/arch`` writes these from a config.json."""
 
 from functools import cached_property
 from typing import Literal, NamedTuple

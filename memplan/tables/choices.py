@@ -123,8 +123,7 @@ def rollout_option(key: str) -> str:
 
 
 def options_of_hint(hint: str) -> str:
-    """'max_model_len: 8192, or a larger card' -> '--max-model-len 8192, or a larger card': keys of ``rollout`` as they
-    are typed."""
+    """'max_model_len: 8192, or a larger card' -> '--max-model-len 8192, or a larger card': as typed."""
     return re.sub(r"\b([a-z_]+): (\w[\w.]*)", lambda found: _option(found[1], found[2]), hint)
 
 

@@ -1,8 +1,6 @@
 """What an engine does where nobody says: tokens of a forward, sequences at once, SGLang's share of the card.
 
-Read in vLLM 0.8.5 to 0.33 (engine/arg_utils.py: _set_default_args) and SGLang 0.4.6 to 0.5.23 (server_args.py,
-arg_groups/memory_hook.py).
-"""
+vLLM 0.8.5 to 0.33 engine/arg_utils.py: _set_default_args; SGLang 0.4.6 to 0.5.23 server_args.py, memory_hook.py."""
 
 from typing import NamedTuple
 
@@ -34,8 +32,7 @@ BY_RANKS = ((1, 0.88), (2, 0.87), (4, 0.85), (8, 0.81), (16, 0.79))
 PIECES = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, 16385, 512))
 """Tokens of SGLang's graphs of the prefill (sglang 0.5.19 arg_groups/cuda_graph_hook.py), each with 8 MiB left free."""
 LEFT_FREE = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (10**6, 32.0, 0.0))
-"""From 0.4.8 to 0.5.2: below so many GiB of the card, GiB that it leaves free, and for each rank (sglang 0.4.9
-server_args.py: reserved_mem)."""
+"""0.4.8 to 0.5.2: below so many GiB of the card, GiB left free, and for each rank (sglang 0.4.9: reserved_mem)."""
 
 
 TAKEN: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {

@@ -1,8 +1,6 @@
 """One row per generation engine and era of its versions: what its share means, what lies inside, what it checks.
 
-Read in the wheels of vLLM 0.8.5 to 0.33.0 and SGLang 0.4.6 to 0.5.23; V0 of vLLM by its logs. A version between two
-rows is of the earlier one.
-"""
+Read in wheels of vLLM 0.8.5 to 0.33.0, SGLang 0.4.6 to 0.5.23; vLLM's V0 by its logs. Between two rows: the earlier."""
 
 from typing import Literal, NamedTuple
 

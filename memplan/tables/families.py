@@ -117,5 +117,4 @@ OWN_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "glm": {"query_key_value": _WHOLE, "dense": ("o_proj",), "dense_h_to_4h": ("gate_up_proj",),
             "dense_4h_to_h": ("down_proj",)},
 }  # fmt: skip
-"""By family: linears as the checkpoint's own code names them, and those of transformers' class, whose adapters hold no
-less."""
+"""By family: linears as the checkpoint's code names them, and those of transformers' class: adapters hold no less."""

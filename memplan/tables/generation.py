@@ -4,8 +4,7 @@ its own memory meanwhile.
 Read in trl 0.16 to 1.16 (generation/vllm_generation.py, trainer/grpo_config.py), verl 0.4 to 0.9 and August 2026
 (workers/engine_workers.py, workers/rollout/), OpenRLHF 0.11 (trainer/ray/), THUDM/slime@624b824 (ray/, train.py),
 NVIDIA-NeMo/RL@7ea279a (algorithms/grpo.py), inclusionAI/AReaL 1.0.4, ms-swift 4.5 (rlhf_trainers/rollout_mixin.py),
-unsloth_zoo 2026.10 (vllm_utils.py).
-"""
+unsloth_zoo 2026.10 (vllm_utils.py)."""
 
 from typing import Literal, NamedTuple
 

@@ -2,8 +2,7 @@
 
 Sources: liger-kernel 0.8.5 (transformers/monkey_patch.py: what is patched by default; ops/rms_norm.py, ops/swiglu.py,
 ops/geglu.py, ops/rope.py), unsloth 2026.10 (kernels/fast_lora.py, rms_layernorm.py, rope_embedding.py, swiglu.py);
-torch 2.13 (_functorch/partitioners.py: min_cut_rematerialization_partition).
-"""
+torch 2.13 (_functorch/partitioners.py: min_cut_rematerialization_partition)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,8 +23,7 @@ class Kernels(NamedTuple):
     copies_chunks: bool = False
     """A fused gate-and-up projection is cut into contiguous copies."""
     adapters: str = ""
-    """LoRA's projections as one function each for q, k, v, for the feed-forward and for the output: fused (Unsloth's)
-    or foak."""
+    """LoRA's projections as one function each (q, k, v; feed-forward; output): fused (Unsloth's) or foak."""
     compiled: bool = False
     """Pointwise chains are one kernel, which reads and writes the precision of its neighbours."""
     float8: Float8 | None = None

@@ -2,8 +2,7 @@
 
 Read in and run on CPU (tests/test_optimizers.py keeps what was counted): torch 2.13 ``torch/optim``, transformers 5.23,
 bitsandbytes 0.50.2, torchao 0.18.0, galore-torch 1.0, apollo-torch 1.0.3, lomo-optim 0.1.1, schedulefree 1.4.1,
-adam-mini 1.1.1, pytorch_optimizer 4.1.0.
-"""
+adam-mini 1.1.1, pytorch_optimizer 4.1.0."""
 
 from typing import Any
 

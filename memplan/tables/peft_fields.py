@@ -18,8 +18,7 @@ NO_EFFECT = frozenset(
         "modules_to_tie", "target_modules_to_tie",
     ]
 )  # fmt: skip
-"""Names, scales and starting values. What PiSSA, OLoRA, EVA, CorDA and LoRA-GA need to find these is gone before the
-first step."""
+"""Names, scales and starting values. What PiSSA, OLoRA, EVA, CorDA and LoRA-GA need is gone before the first step."""
 NOT_MODELLED = frozenset(
     [
         "target_parameters", "layer_replication", "megatron_config", "ensure_weight_tying", "alora_invocation_tokens",

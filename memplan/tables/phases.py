@@ -2,8 +2,7 @@
 
 Read in transformers 5.23 (modeling_utils.py, trainer.py), accelerate 1.15 (utils/fsdp_utils.py, accelerator.py),
 trl 1.16, llamafactory 0.9.5 (model/patcher.py), verl 0.9 (workers/engine/fsdp, utils/checkpoint), openrlhf 0.11
-(utils/deepspeed/deepspeed.py).
-"""
+(utils/deepspeed/deepspeed.py)."""
 
 from typing import Literal, NamedTuple
 
@@ -50,8 +49,7 @@ SEPARATE_EXPERTS = frozenset(
         laguna kimi_linear bailing_hybrid axk1 axk2"""
     )
 )
-"""Model types whose checkpoints hold each expert by itself, and whose classes hold them stacked (transformers 5.23
-conversion_mapping.py: MergeModulelist)."""
+"""Model types with experts apart in checkpoints, stacked in classes (transformers 5.23 conversion_mapping.py)."""
 
 
 def habits_of(trainer: Trainer) -> Habits:

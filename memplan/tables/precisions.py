@@ -56,8 +56,7 @@ FLOAT8: dict[str, Float8] = {
 LOW = 1
 """Bytes of an element in float8."""
 MULTIPLE = 16
-"""Linears whose sides are no multiples stay as they are (torchtitan components/quantization/utils.py; accelerate 1.15
-utils/ao.py: filter_linear_layers)."""
+"""Linears with sides no multiples stay (torchtitan components/quantization/utils.py; accelerate 1.15 utils/ao.py)."""
 CAPABILITY = 8.9
 """Compute capability from which cards have such products (torchtitan components/quantization/float8.py)."""
 

@@ -2,8 +2,7 @@
 
 Sources, as read: bitsandbytes 0.50.2 functional.py (``quantize_4bit``, ``int8_vectorwise_quant``), hqq 0.2.8
 core/quantize.py, torchao 0.9 dtypes/nf4tensor.py, gptqmodel 7.7 nn_modules/qlinear, peft 0.21 utils/other.py,
-transformers 5.23 quantizers.
-"""
+transformers 5.23 quantizers."""
 
 from typing import NamedTuple
 

@@ -2,8 +2,7 @@
 
 Kinds: none and full; every (``{n}``: one layer of so many); selective, a policy of its own; of Megatron block (the
 first ``{n}`` layers of each chunk), uniform (``{n}`` layers at once) and modules; layers, any number of layers each in
-its own way (``planner.budget_lines`` writes these). Beside one of them, activations: saved tensors on the host.
-"""
+its own way (``planner.budget_lines`` writes these). Beside one of them, activations: saved tensors on the host."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

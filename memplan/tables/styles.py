@@ -40,8 +40,7 @@ SharedCasts = Literal["", "first", "second"]
 """Two forwards of one autocast region share the copies of the weights and the gradients of these: first makes them, and
 in its backward the sum is cast; second finds them there, and its gradients wait in low precision."""
 KeyRepeats = Literal["", "class", "function"]
-"""Who repeats keys and values to all heads: nobody; the attention's class, which lets go of what it repeats; or a
-function that it calls."""
+"""Who repeats keys and values to all heads: nobody; attention's class, letting go of them; or a function it calls."""
 FlatAdapters = Literal["", "together", "apart"]
 """FSDP1 beside adapters: a layer's weights get gradients where its flat parameter holds a trained one. together:
 adapters are in it; apart: they are units of their own, and trained biases are in it."""

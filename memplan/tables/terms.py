@@ -5,8 +5,7 @@ is a kind of memory, and its categories are those of the ledger's rows; a term w
 
 Letters: P parameters, Pt those that are trained, e bytes per element, N ranks that share, R sequences in the pass, s
 their length, T = R·s tokens, h hidden, q = heads × head_dim, kv = key/value heads × head_dim, F feed-forward width,
-H heads, V vocabulary, L layers, A bytes that a layer saves per token, r LoRA rank.
-"""
+H heads, V vocabulary, L layers, A bytes that a layer saves per token, r LoRA rank."""
 
 import sys
 from dataclasses import dataclass

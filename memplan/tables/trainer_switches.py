@@ -2,8 +2,7 @@
 
 A key that is not named is free, as all are in a bare loop; what the environment says (``PYTORCH_CUDA_ALLOC_CONF``)
 every trainer can be told. A plan keeps to these values; ``memplan.frameworks`` writes them, which is their check
-(tests/test_plan_switches.py).
-"""
+(tests/test_plan_switches.py)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,4 @@
-"""Every trainer by name, its eras in order: what each fills in where the job is silent, and how it computes
-log-probabilities."""
+"""Trainers by name, eras in order: what each fills in for a silent job, and how it computes log-probabilities."""
 
 from memplan.tables import trainers_of_hugging_face, trainers_of_others, trainers_of_recipes
 from memplan.tables.trainer import Trainer, version_key

@@ -1,7 +1,6 @@
 """The bare loop, the Hugging Face Trainer and TRL, by version.
 
-Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.24.
-"""
+Sources: trl wheels 0.9 to 1.16, transformers 4.44 to 5.24."""
 
 from memplan.tables.styles import EntropyUse, RouterTerm, Upcast
 from memplan.tables.trainer import (

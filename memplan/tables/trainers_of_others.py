@@ -1,8 +1,7 @@
 """Trainers beside Hugging Face's own.
 
 Sources: llamafactory 0.9.5, princeton-nlp/SimPO@1b3e8f3, OpenRLHF 0.11, verl 0.9, litgpt 0.5,
-MindSpeed-LLM, THUDM/slime@624b824, megatron-core 0.16.
-"""
+MindSpeed-LLM, THUDM/slime@624b824, megatron-core 0.16."""
 
 from memplan.tables.trainer import (
     NO_KL,

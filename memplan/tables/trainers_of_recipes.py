@@ -4,8 +4,7 @@ transformers' and TRL's trainers, and Megatron, with losses of its own.
 
 Sources: ms-swift 2.6 swift/trainers/, 3.4 to 3.12 swift/trainers/, 4.5 swift/trainers/mixin.py, seq2seq_trainer.py,
 rlhf_trainers/, megatron/trainers/; torchtune 0.7, mosaicml/llm-foundry 0.22, InternLM/xtuner 0.1.23,
-inclusionAI/AReaL 1.0.4, NVIDIA-NeMo/RL@7ea279a, NVIDIA/NeMo-Aligner@af2b3bd.
-"""
+inclusionAI/AReaL 1.0.4, NVIDIA-NeMo/RL@7ea279a, NVIDIA/NeMo-Aligner@af2b3bd."""
 
 from memplan.tables.trainer import (
     Adapters,

@@ -4,8 +4,7 @@
 says what each saves and costs. Needs torch, and nothing else: any model whose forward gives logits will do.
 
     output = pair_step(model, batch, SimPO(beta=2.0, gamma_beta_ratio=0.5), schedule="split")
-    optimizer.step()
-"""
+    optimizer.step()"""
 
 from memplan.torch.losses import CPO, DPO, ORPO, PairLoss, SimPO
 from memplan.torch.schedules import SCHEDULES, PairOutput, fsdp2_no_sync, pair_step

@@ -4,8 +4,7 @@ Each is a frozen set of settings that is called with the chosen and the rejected
 the micro-batch. Any function of that shape will do in their place: the schedules know no formula.
 
 Sources: SimPO arXiv:2405.14734 eq. 6; DPO arXiv:2305.18290 eq. 7, conservative form of its label smoothing; IPO
-arXiv:2310.12036 eq. 17; hinge arXiv:2305.10425; ORPO arXiv:2403.07691 eq. 6; CPO arXiv:2401.08417 eq. 5.
-"""
+arXiv:2310.12036 eq. 17; hinge arXiv:2305.10425; ORPO arXiv:2403.07691 eq. 6; CPO arXiv:2401.08417 eq. 5."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,7 @@
 ``gradcache``     both without a graph; then forward and backward of each (arXiv:2101.06983)
 
 In the last two, the loss is computed on the scores as leaves, and its gradient with respect to them is the exact
-coefficient from which each half is run backward alone.
-"""
+coefficient from which each half is run backward alone."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext

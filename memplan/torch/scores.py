@@ -1,8 +1,7 @@
 """From logits to what a preference loss needs: log-probabilities summed over each sequence.
 
 A pair loss couples two sequences through these few numbers alone. That is why its gradient can be cut there: the
-gradient with respect to the sums is exact, tiny, and known before either half is run backward.
-"""
+gradient with respect to the sums is exact, tiny, and known before either half is run backward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The project's own truth: the real model of a job on fake tensors, every storage tracked. Needs ``memplan[trace]``.
 
-torch, transformers and peft are imported here and nowhere else, and only when something is traced.
-"""
+torch, transformers and peft are imported here and nowhere else, and only when something is traced."""
 
 from __future__ import annotations
 

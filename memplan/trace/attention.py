@@ -2,8 +2,7 @@
 
 The selector is C++ and asks the device; here the same questions are asked of the tensors alone (torch 2.13
 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``): flash for half precision without a mask, heads of at most
-256; memory-efficient where query and key have as many heads; math for the rest.
-"""
+256; memory-efficient where query and key have as many heads; math for the rest."""
 
 from math import sqrt
 

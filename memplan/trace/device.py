@@ -1,8 +1,6 @@
 """Where fake tensors live: a CUDA device that need not exist, and what torch and transformers ask of it.
 
-Nothing here is a property of a real card but the compute capability, which decides that grouped matmuls and
-flash attention are there (8.0 and above).
-"""
+Nothing is a real card's but the compute capability: grouped matmuls and flash attention are there from 8.0."""
 
 import warnings
 from collections.abc import Callable, Iterator

@@ -2,8 +2,7 @@
 
 ``AutoConfig.for_model`` and ``from_config``: no weights, no network, and never code from beside a checkpoint. The
 parameters are exact. The activations are derived from the modules found (``modules.py``), which is an assumption: the
-spreads say how far that is from descriptions that agree with traces (``benchmarks/exact.py``).
-"""
+spreads say how far that is from descriptions that agree with traces (``benchmarks/exact.py``)."""
 
 import os
 import warnings

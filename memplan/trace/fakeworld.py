@@ -1,8 +1,7 @@
 """One rank of many that are not there: a process group that only pretends, and streams without a device.
 
 What is collected or reduced keeps its size and has no content, so that nothing is exchanged. Streams are those of the
-program: what is freed in it is free, which is what the caching allocator's counters say too.
-"""
+program: what is freed in it is free, which is what the caching allocator's counters say too."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext

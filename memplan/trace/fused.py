@@ -1,7 +1,6 @@
 """Heads that take hidden states: tiles, chunks and kernels in torch, by what they allocate.
 
-Triton kernels are left out, since they allocate nothing; each names its source.
-"""
+Triton kernels are left out, since they allocate nothing; each names its source."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Functions that trainers write themselves, by what they allocate: forward, what is saved, backward.
 
-Values are not those of the real kernels where only sizes matter; each names its source.
-"""
+Values are not those of the real kernels where only sizes matter; each names its source."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Fake integers with known values: the grid of patches of each image, and all that is computed from it.
 
-The shapes of a vision tower's forward depend on such numbers. They are computed beside the fake tensors, on the host.
-"""
+The shapes of a vision tower's forward depend on such numbers. They are computed on the host."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -1,8 +1,7 @@
 """The list of blocks of a traced step, and the views of it: peaks of phases, categories at a peak, the timeline.
 
 Categories are given at the end, when each block's whole life is known: what forward made and backward found alive is a
-saved activation, what went before is a temporary.
-"""
+saved activation, what went before is a temporary."""
 
 from bisect import bisect_right
 from collections.abc import Iterator

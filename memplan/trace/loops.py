@@ -1,8 +1,7 @@
 """The loss code of trainers, line by line as far as memory feels it: their locals, their copies, their order.
 
 Each function stands for one trainer's ``compute_loss``; the source is named at each. Data-dependent indexing, which
-fake tensors forbid, is replaced by indexing of the same size.
-"""
+fake tensors forbid, is replaced by indexing of the same size."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,6 @@
 """From logits to the loss, as a trainer writes it: log-probabilities of the labels, then the method's formula.
 
-The formulas cost bytes per sequence; what memory feels is how the log-probabilities come out of the logits.
-"""
+The formulas cost bytes per sequence; what memory feels is how the log-probabilities come out of the logits."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """memplan measure: a job's step on the devices of this machine, and what it took, as one small file.
 
-torch and transformers are imported only after the job was judged, so that a refusal is quick and needs no extra.
-"""
+torch and transformers are imported only after the job was judged, so that a refusal is quick and needs no extra."""
 
 from __future__ import annotations
 

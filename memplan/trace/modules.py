@@ -2,8 +2,7 @@
 
 Nothing is known of the class but its modules: names say what is attention, feed-forward, router and expert, shapes say
 how they are joined. Every parameter stands in the spec once. What does not fit a program is counted all the same
-(``Layer.extra``), only its activations are missing, for which the band is widened.
-"""
+(``Layer.extra``), only its activations are missing, for which the band is widened."""
 
 from collections.abc import Iterator
 from itertools import groupby

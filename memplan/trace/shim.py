@@ -1,8 +1,7 @@
 """What lets fake CUDA tensors live on a build of torch without CUDA: a small library, compiled once for each version.
 
 It must be in the process before torch is imported, since torch looks for a device's hooks once. A CUDA build of torch
-needs none of it. Where there is no compiler, the reason is kept and fake CPU tensors have to do (see ``device``).
-"""
+needs none of it. Where there is no compiler, the reason is kept and fake CPU tensors have to do (see ``device``)."""
 
 import ctypes
 import hashlib

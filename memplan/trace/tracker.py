@@ -3,8 +3,7 @@
 A dispatch mode sees the result of every operation; a weak reference on the result's storage sees its end. A storage
 that is resized in place, as FSDP2 frees and refills a gathered layer, ends and begins again. A DTensor is a wrapper
 around what the rank holds: the operations on that are tracked, not those on the wrapper. Sizes are rounded up as CUDA's
-caching allocator does. Nothing is summed here: ``ledger`` makes peaks and timelines of the list.
-"""
+caching allocator does. Nothing is summed here: ``ledger`` makes peaks and timelines of the list."""
 
 import threading
 import weakref

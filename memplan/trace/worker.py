@@ -1,7 +1,6 @@
 """Traces in a process of their own: for a process in which torch was imported before it could be prepared.
 
-``python -m memplan.trace.worker`` reads a job from each line and writes a trace, or an error, for each.
-"""
+``python -m memplan.trace.worker`` reads a job from each line and writes a trace, or an error, for each."""
 
 import gc
 import json

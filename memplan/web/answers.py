@@ -1,8 +1,7 @@
 """What is asked of the page, and the answer: a JSON body in, a status and a JSON text out, the same as ``--json``.
 
 With ``quick`` an estimate leaves out what takes a search, with ``play`` false also the play of the step through the
-allocator; with ``dressed`` an answer has what the page shows beside it.
-"""
+allocator; with ``dressed`` an answer has what the page shows beside it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 ``python -m memplan.web.build DIR`` takes Python for browsers (Pyodide) from its npm package and pydantic-core's wheel
 for it from PyPI, or from where ``--pyodide`` and ``--core`` say; what else memplan needs is pure Python and taken from
-where it is installed. Typer, Rich and the Hub's client stay out. Needs node, and npm unless ``--pyodide`` is given.
-"""
+where it is installed. Typer, Rich and the Hub's client stay out. Needs node, and npm unless ``--pyodide`` is given."""
 
 import argparse
 import hashlib

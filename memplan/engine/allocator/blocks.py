@@ -1,7 +1,6 @@
 """Blocks and pools of the caching allocator.
 
-Source: ``Block`` and ``BlockPool`` of torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
-"""
+Source: ``Block`` and ``BlockPool`` of torch 2.13, c10/cuda/CUDACachingAllocator.cpp."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class Block:
 
 
 class Pool:
-    """Small or large blocks of one stream: those that are free, by size and then address, and the unmapped ones by
-    address."""
+    """Small or large blocks of one stream: free ones by size and then address, unmapped ones by address."""
 
     __slots__ = ("calls", "end", "free", "keys", "page", "private", "small", "spare", "unmapped")
 
@@ -123,8 +121,7 @@ class Pool:
 
 
 def front(pool: Pool, at: int, size: int) -> Block:
-    """The first ``size`` bytes of the free block at a position; the rest stays free, and mostly where it stands in
-    their order."""
+    """The first ``size`` bytes of the free block at a position; the rest stays free, mostly where it stands."""
     keys, rest = pool.keys, pool.free[at]
     if pool.spare:
         block = pool.spare.pop()

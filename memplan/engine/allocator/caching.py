@@ -4,8 +4,7 @@ Rules of ``DeviceCachingAllocator`` (torch 2.13, c10/cuda/CUDACachingAllocator.c
 from the smallest free block of its stream that holds it (small and large blocks apart), the rest of that block is split
 off, and a freed block merges with its free neighbours. A block that another stream uses is free only once that stream
 has come so far. A segment goes back to the driver only when another cannot be had, or when the program says so.
-``capacity`` stands for the driver's limit. Kernels' time is not seen: the caller says when a stream is done.
-"""
+``capacity`` stands for the driver's limit. Kernels' time is not seen: the caller says when a stream is done."""
 
 from __future__ import annotations
 

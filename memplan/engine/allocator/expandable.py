@@ -1,7 +1,6 @@
 """Segments that grow: address space to which pages are mapped, and from which they are taken again.
 
-Source: ``expandable_segments`` of torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
-"""
+Source: ``expandable_segments`` of torch 2.13, c10/cuda/CUDACachingAllocator.cpp."""
 
 from collections.abc import Callable
 

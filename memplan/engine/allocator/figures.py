@@ -7,8 +7,7 @@ both steps run, after the allocator has given back whatever it can. It is never 
 
 What the play leaves out, and real runs show: lengths that change from step to step, the driver's own placement, what
 loading has left but for FSDP1's wrapping. ``SPREAD`` is how far published runs of one GPU lie from their play, as a
-share of the bytes that come and go (``python benchmarks/reserved.py --published``).
-"""
+share of the bytes that come and go (``python benchmarks/reserved.py --published``)."""
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -109,8 +108,7 @@ class Room(NamedTuple):
 def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek = False) -> Played | Unplayed:
     """The figures of a job whose ledger peaks at so many bytes; or why it is not played.
 
-    ``needs`` is looked for where what is held is not comfortable, or when told to.
-    """
+    ``needs`` is looked for where what is held is not comfortable, or when told to."""
     recorded = step_events(recipe)
     if recorded is None:
         return Unplayed("its step is not played yet")
@@ -224,8 +222,7 @@ def _endless(begun: Playing) -> CachingAllocator:
 
 
 def _on_card(recipe: Recipe, rank: Rank, begun: Playing, capacity: int) -> CachingAllocator | None:
-    """The allocator after the steps, and, where the cache was given back in them, after one more: what all later ones
-    are like."""
+    """The allocator after the steps, and, where the cache was given back, after one more: as all later ones."""
     there = runs(begun, capacity)
     if there is None:
         return None

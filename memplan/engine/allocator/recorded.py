@@ -69,8 +69,7 @@ class Seen(NamedTuple):
 
 
 def replay(recording: Recording) -> Iterator[Seen]:
-    """Play it. A run of releases is the cache given back, for whatever reason; an OOM is tried on a card with no more
-    than was free."""
+    """Play it. A run of releases is the cache given back; an OOM is tried on a card with no more than was free."""
     allocator, blocks = _started(recording)
     measured, releasing = allocator.reserved, False
     for position, (kind, size, number, stream) in enumerate(recording.actions):

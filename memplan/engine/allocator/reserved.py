@@ -7,8 +7,7 @@ one-GPU jobs of every kind, two steps each, request by request through the alloc
 ``python benchmarks/reserved.py`` prints them again. They are what a job *needs*; on a roomy card it may hold more.
 
 A search takes ``most`` for a job whose step can be played: no play of those jobs needs more, so that what the search
-says to fit does so when it is played.
-"""
+says to fit does so when it is played."""
 
 from typing import Literal, NamedTuple
 
@@ -73,8 +72,7 @@ class Unplayed(NamedTuple):
 
     why: str
     peak: int = 0
-    """Bytes that a play reaches which is more than the ledger has: one of the two is wrong, and the job may take them.
-    """
+    """Bytes that a play reaches which is more than the ledger has: one is wrong, and the job may take them. """
 
 
 class Band(NamedTuple):
@@ -90,8 +88,7 @@ def reserved_band(
 ) -> Band:
     """Bytes of segments that hold ``allocated`` bytes of blocks, rounded up to whole 2 MiB.
 
-    ``lasting``: what is there from one step to the next. ``slack``: the high figure is above every play.
-    """
+    ``lasting``: what is there from one step to the next. ``slack``: the high figure is above every play."""
     of = FRAGMENTATION[expandable_segments, checkpointing]
     found = [segments(size, lasting, share) for size, share in zip(allocated, of[:3], strict=True)]
     if slack:

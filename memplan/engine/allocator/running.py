@@ -1,9 +1,7 @@
 """Many requests at once: the rules of ``caching.py`` in one loop, in which a play of fifty thousand events spends its
 time.
 
-What is rare is left to the allocator: new segments and blocks that other streams use. Tests hold both against each
-other.
-"""
+What is rare is left to the allocator: new segments and blocks that other streams use. Tests compare both."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,6 @@
 """What PYTORCH_CUDA_ALLOC_CONF says, and how it rounds requests.
 
-Source: ``round_size`` and ``get_allocation_size`` of c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
-"""
+Source: ``round_size`` and ``get_allocation_size`` of c10/cuda/CUDACachingAllocator.cpp, torch 2.13."""
 
 from typing import NamedTuple
 

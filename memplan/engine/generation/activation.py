@@ -12,8 +12,7 @@ copy of them, so that models that still run in the first one have 14 (3.78 GiB a
 
 CUDA graphs: how many batches are captured, and what their pool takes, measured as the fall of free memory: 0.67 GiB for
 32 layers and 67 batches, 0.68 for 36 layers, 0.49 for 28 layers and 51 batches with 35 of the whole forward, 3.45 for
-94 layers of experts over 8 ranks, 0.09 with four small batches.
-"""
+94 layers of experts over 8 ranks, 0.09 with four small batches."""
 
 from typing import TYPE_CHECKING
 

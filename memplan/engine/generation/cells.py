@@ -1,7 +1,6 @@
 """What a layer keeps of the past while an engine generates, by the kind of its mixer.
 
-From the same parts that training's activations are counted from: a new family brings its cache with them.
-"""
+From the same parts that training's activations are counted from: a new family brings its cache with them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
@@ -32,8 +31,7 @@ class Cell(NamedTuple):
 def cells_of(layer: Layer, of: Generator) -> tuple[Cell, ...]:
     """What a layer keeps; nothing where it has no mixer, or reads another layer's keys and values.
 
-    Raises InvalidJob for a mixer that no engine serves.
-    """
+    Raises InvalidJob for a mixer that no engine serves."""
     if layer.cross is not None:
         raise refused(of, "cross attention to an encoder")
     found: list[Cell] = []

@@ -81,8 +81,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     """Of one card. ``free_at_start``: usable less what others hold when it starts; None: the whole card. ``advised``:
     with more ranks where these are too few.
 
-    Raises InvalidJob for a model or a version that is not modelled.
-    """
+    Raises InvalidJob for a model or a version that is not modelled."""
     era, cache, weights = (
         era_of(of.engine, of.version),
         layout(of),

@@ -1,8 +1,7 @@
 """What an engine's weights take once they are loaded: PyTorch's allocator played over their tensors.
 
 A block that is left over in a segment and is no larger than 1 MiB is not split off: it counts with its neighbour, so
-that a model of 0.5B holds 0.3 % more than its tensors (c10/cuda/CUDACachingAllocator.cpp: should_split).
-"""
+that a model of 0.5B holds 0.3 % more than its tensors (c10/cuda/CUDACachingAllocator.cpp: should_split)."""
 
 from functools import lru_cache
 from typing import Literal

@@ -62,8 +62,7 @@ class Rank(NamedTuple):
         return FORMATS[self.format](rows, columns, self.group)
 
     def matrix(self, linear: Linear, ranks: int, rows: int = 0, quantised: bool = True) -> Tensors:
-        """Of a linear of which ``ranks`` ranks hold a part each; ``rows`` of them here, where given: weights, scales
-        and a bias."""
+        """Of a linear in parts on ``ranks`` ranks; ``rows`` of them here, where given: weights, scales and a bias."""
         rows = rows or linear.outputs // ranks or 1
         bias = (rows * self.itemsize,) if linear.bias else ()
         if quantised and quantises(self.format):

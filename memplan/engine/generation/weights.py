@@ -200,8 +200,7 @@ def joined(linears: Iterable[Linear]) -> list[list[Linear]]:
 
 
 def _linear(linear: Linear, part: Part, rank: Rank, heads: int, ranks: int, quantised: bool) -> Tensors:
-    """One matrix: whole on each rank where its output is a latent or one number, and a head of keys or values at least
-    on each."""
+    """One matrix: whole on each rank where its output is a latent or one number; of keys or values at least a head."""
     whole = linear.outputs == 1 or linear.name.endswith(("_a_proj", "_a_proj_with_mqa", "gate"))
     whole |= part.chooses  # vllm deepseek_v2.py: ReplicatedLinear
     quantised = quantised and not (part.chooses and linear.name in NEVER_QUANTISED)

@@ -1,7 +1,6 @@
 """Activations of feed-forwards as programs on the tape: one kernel, or transformers' compositions of several.
 
-transformers 5.23, ``activations.py``; autocast runs pow in fp32.
-"""
+transformers 5.23, ``activations.py``; autocast runs pow in fp32."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,8 +1,7 @@
 """Layers: a mixer and a feed-forward, with the norms and residuals around them, in the order of transformers 5.23.
 
 One program for each form that a layer can have (``Layer.form``): ``pre_norm`` for Llama, Mistral, Qwen2, Qwen3, Phi-3,
-GLM-4-MoE, DeepSeek-V3, GPT-OSS and most others; ``sandwich`` for Gemma 2, Gemma 3 and GLM-4.
-"""
+GLM-4-MoE, DeepSeek-V3, GPT-OSS and most others; ``sandwich`` for Gemma 2, Gemma 3 and GLM-4."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,7 @@
 """Between the embedding and the first layer: learned positions, projections, norms and dropout, as one tape.
 
 Most decoders have nothing here. What the model's forward holds in locals (the embedding's output, the positions) is
-alive until it returns, whoever else needs it.
-"""
+alive until it returns, whoever else needs it."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -128,8 +127,7 @@ def adapted_output(p: Pass, spec: ModelSpec, x: Tensor) -> Tensor:
 def trace_front(spec: ModelSpec, mode: Mode, rows: int, length: int, grad: bool, needs_grad: bool) -> FrontTrace:
     """The steps of a model, forward and (with ``grad``) backward.
 
-    ``needs_grad``: the embedding's output needs a gradient.
-    """
+    ``needs_grad``: the embedding's output needs a gradient."""
     tape = Tape(mode.numerics.autocast, in_place=mode.in_place)
     tape.grad_enabled = grad
     p = Pass(tape, mode, rows, length)

@@ -17,8 +17,7 @@ from memplan.units import ceil_div
 
 
 def feed_forward(p: Pass, spec: FeedForward | None, x: Tensor) -> Tensor:
-    """``down(act(gate(x)) * up(x))``, the two inner projections apart or fused; ``down(act(up(x)))`` without a gate; or
-    the routed experts."""
+    """``down(act(gate(x)) * up(x))``, inner projections apart or fused; ``down(act(up(x)))``; or the routed experts."""
     assert spec is not None
     x = gathered(p, x)
     return scattered(p, _recomputed(p, spec, x))

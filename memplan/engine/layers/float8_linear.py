@@ -2,8 +2,7 @@
 saves, in its own dtype; each product casts its two sides before it, and backward casts them again.
 
 torchao 0.18 float8/float8_linear.py (matmul_with_hp_or_float8_args), float8_training_tensor.py (_ToFloat8ConstrFunc),
-float8_ops.py (addmm_float8_unwrapped: copies in the layout that the kernel reads). Scales are not counted.
-"""
+float8_ops.py (addmm_float8_unwrapped: copies in the layout that the kernel reads). Scales are not counted."""
 
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor

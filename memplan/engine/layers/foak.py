@@ -1,8 +1,7 @@
 """fms-acceleration-foak's functions on the tape: adapters fused with the products of a quantised base.
 
 fms-acceleration 0.7 plugins/fused-ops-and-kernels/src/fms_acceleration_foak/fused_ops/unsloth_lora/bnb/fast_lora.py
-(LoRA_QKV, LoRA_W) and utils.py (matmul_lora, fast_dequantize): Unsloth's of 2024, with dropout.
-"""
+(LoRA_QKV, LoRA_W) and utils.py (matmul_lora, fast_dequantize): Unsloth's of 2024, with dropout."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def fuses(p: Pass, linears: Sequence[Linear]) -> bool:
 
 
 def _unpacked(t: Tape, linear: Linear, base: Quantised, itemsize: int) -> Tensor:
-    """``fast_dequantize``: the matrix, and beside it for a moment its scales in fp32, to which the offset is added in
-    place."""
+    """``fast_dequantize``: the matrix, beside it for a moment its scales in fp32, the offset added in place."""
     elements = linear.inputs * linear.outputs
     matrix = t.gradient((Dim("in·out", elements), itemsize), "dequantised weights")
     scales = t.gradient((Dim("in·out/64", -(-elements // base.scheme.group)), ops.FP32), "absmax in fp32")
@@ -71,8 +69,7 @@ def adapted_products(
     beside it the dropped input of each.
 
     Backward: the input's gradient is written over it (``over``) or made new; each adapter's part of it is a product, a
-    mask of what was not dropped, and their product.
-    """
+    mask of what was not dropped, and their product."""
     tape, dim, itemsize, want_x, base = p.tape, x.dim, x.itemsize, x.needs_grad, p.mode.quantised
     assert base is not None
     pairs = [sides_of(p, linear) for linear in linears]

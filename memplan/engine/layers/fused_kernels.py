@@ -1,8 +1,7 @@
 """A layer's pieces as fused kernels: norms, gated products, rotary embeddings, as one autograd function each.
 
 Liger's functions (liger-kernel 0.8.5 ops/) and what torch.compile makes of the same code differ in what they write
-over (``tables/kernels.py``). h hidden, F feed-forward width, T tokens.
-"""
+over (``tables/kernels.py``). h hidden, F feed-forward width, T tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ MULTIPROCESSORS = 132
 def fused_norm(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     """RMSNorm in one kernel: keeps x itself and a reciprocal root mean square in fp32 per row.
 
-    Compiled under autocast, what it writes has the precision that products read.
-    """
+    Compiled under autocast, what it writes has the precision that products read."""
     tape, kernels, dim, before = p.tape, p.mode.operators.kernels, x.dim, x.itemsize
     weight = p.param(spec.name, spec.width, p.mode.numerics.norm_itemsize)
     itemsize = tape.autocast if kernels.compiled and tape.autocast else before

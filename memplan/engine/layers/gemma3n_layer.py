@@ -1,8 +1,7 @@
 """Gemma 3n's layers as programs on the tape: stacked streams of which each layer runs one (AltUp), a low-rank branch
 beside attention (LAuReL), a feed-forward that keeps its largest gates (transformers 5.23, ``modeling_gemma3n.py``).
 
-``streams`` × T × h is what comes in and goes out; a stream is a view, whose gradient is put into zeros of all.
-"""
+``streams`` × T × h is what comes in and goes out; a stream is a view, whose gradient is put into zeros of all."""
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.gemma3n_ends import mean_of_rows

@@ -52,8 +52,7 @@ def beside_experts(
 ) -> Tensor:
     """The feed-forward's output and that of the experts, which read the residual, each normalised, added up.
 
-    ``held``: what stays a local of the layer.
-    """
+    ``held``: what stays a local of the layer."""
     assert spec.experts is not None
     first = norm(p, norms[0], hidden, "h")
     choice = route(p, spec.experts, residual)

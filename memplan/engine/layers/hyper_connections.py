@@ -2,8 +2,7 @@
 
 Follows ``DeepseekV4HyperConnection`` and ``DeepseekV4HyperHead`` (transformers 5.23). What mixes the streams is
 computed in fp32: n numbers for each token to collapse and n to expand them, n × n to mix them, made doubly stochastic
-by alternate divisions, each of which autograd keeps. Symbols, per token: n streams of h.
-"""
+by alternate divisions, each of which autograd keeps. Symbols, per token: n streams of h."""
 
 from memplan.engine.layers.feed_forward import feed_forward
 from memplan.engine.layers.mixers import mix

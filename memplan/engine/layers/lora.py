@@ -30,8 +30,7 @@ def adapted(
     """``result + lora_B(lora_A(dropout(x))) * scaling``, in the adapters' dtype, then back to the result's.
 
     x is cast to lora_A's dtype, one copy for each module; over bitsandbytes' linears only where autocast does not.
-    ``base``: the format of the linear's own weight, which the head has not.
-    """
+    ``base``: the format of the linear's own weight, which the head has not."""
     result = base_result.pop()
     tape, itemsize = p.tape, result.itemsize
     bnb = base is not None and base.scheme.product.startswith("bnb")
@@ -78,8 +77,7 @@ def adapted_embedding(p: Pass, result: Tensor, vocabulary: int, scaled: bool) ->
     """``result + embedding(A.T)(ids) @ B.T * scaling`` beside an embedding's ``result`` of T × h, in its dtype. Dropout
     is left out; ``scaled``: the class multiplies its output by a number of its own, and so does PEFT its branch's.
 
-    The gradient of A is V × r, transposed: the engine copies it into the layout of A (``AccumulateGrad``).
-    """
+    The gradient of A is V × r, transposed: the engine copies it into the layout of A (``AccumulateGrad``)."""
     tape, adapter, itemsize = p.tape, p.mode.adapter, result.itemsize
     assert adapter is not None
     rank, own, width = adapter.rank_of(EMBEDDING), adapter.itemsize, result.dim.elements // p.tokens
@@ -106,8 +104,7 @@ def merged_rows(p: Pass, name: str, elements: int, width: int, *, again: bool = 
     ``TrainableTokensLayer``). Its gradient is as large, of which the rows are picked.
 
     ``again``: a second table of the same rows, whose gradient is added to that of the first. ``cast``: as autocast's
-    products take it; the copy in fp32 is gone then.
-    """
+    products take it; the copy in fp32 is gone then."""
     tape, adapter, low = p.tape, p.mode.adapter, p.mode.numerics.itemsize
     assert adapter is not None
     count = adapter.tokens_of(name) * width
@@ -132,8 +129,7 @@ def _dora(
     """``DoraLinearLayer.forward``: the norm of every row of W + scaling·BA, from an identity put through the adapters.
 
     ΔW and W in x's dtype are locals until it returns. ΔW is detached, so its graph saves nothing for backward. With
-    dropout, the base's result is computed again from the dropped input.
-    """
+    dropout, the base's result is computed again from the dropped input."""
     tape, itemsize, rank = p.tape, x.itemsize, adapter.rank_of(linear.name)
     lora_a, lora_b = _pair(p, linear, adapter)
     magnitude = p.adapter(linear.name + ".magnitude", linear.outputs, adapter.magnitude_itemsize)
@@ -224,8 +220,7 @@ def merged_stack(p: Pass, name: str, shape: tuple[int, ...], sides: list[Tensor]
     first read.
 
     ``baddbmm(W, lora_B, lora_A)`` makes a whole copy of the stack, which the products save; its gradient is as large.
-    Two-dimensional parameters add a product of the adapters' matrices. ``sides``: from ``stack_sides``.
-    """
+    Two-dimensional parameters add a product of the adapters' matrices. ``sides``: from ``stack_sides``."""
     tape, mode = p.tape, p.mode
     *_, outputs, inputs = shape
     elements, low = _experts(shape) * outputs * inputs, mode.numerics.itemsize

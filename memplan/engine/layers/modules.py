@@ -3,8 +3,7 @@
 Variables live exactly as long as in ``modeling_llama.py`` and its kin (transformers 5.23): what a local keeps alive
 there, a local keeps alive here. Symbols in formulas, per token: h hidden, q = heads × head_dim, kv = key/value heads ×
 head_dim, F feed-forward width, H heads, K key/value heads, s sequence length, E experts, k experts per token, r LoRA
-rank.
-"""
+rank."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple

@@ -3,8 +3,7 @@
 None has a gradient for its weight. bitsandbytes' 4-bit function keeps nothing but the packed weight; its 8-bit one,
 and until 0.43.2 the other too, keeps the input on the context, where checkpointing's hooks do not see it, until the
 loss lets go of the graph; HQQ saves the input; GPTQ's training kernel multiplies by a dequantised matrix that
-autograd saves.
-"""
+autograd saves."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ def _transient(
     """A product with a matrix that is dequantised forward, and again backward, and freed each time.
 
     ``Linear4bit.forward`` casts x to the compute dtype and the result back. bitsandbytes' 4-bit backward dequantises to
-    the dtype that the weights had before, then casts to the gradient's.
-    """
+    the dtype that the weights had before, then casts to the gradient's."""
     before, itemsize = x.itemsize, base.compute_itemsize
     source = ops.cast(tape, x, itemsize, "inputs in the compute dtype")
     dim = source.dim

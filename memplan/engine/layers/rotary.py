@@ -1,8 +1,7 @@
 """Rotary embeddings as programs on the tape: q and k turned by the tables cos and sin of their positions.
 
 Pairs half a head apart (Llama, Mistral, Qwen2, Qwen3, Gemma) and neighbours (GLM, Cohere) differ in kernels, not in
-sizes.
-"""
+sizes."""
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
@@ -79,8 +78,7 @@ def parts(p: Pass, mixer: Attention, x: Tensor, tables: Tables) -> tuple[Tensor,
 def turn(p: Pass, mixer: Attention, x: Tensor, tables: Tables, itemsize: int = 0) -> Tensor:
     """``x * cos + rotate_half(x) * sin``; cos and sin have the dtype of the residual stream, or fp32, or ``itemsize``.
 
-    ERNIE casts x and its turned half to fp32, one for each product.
-    """
+    ERNIE casts x and its turned half to fp32, one for each product."""
     tape, (cos, sin) = p.tape, tables
     itemsize = itemsize or table_itemsize(p, mixer)
     widens = mixer.rotary_wide and mixer.rotary_tables != "shared"

@@ -1,8 +1,7 @@
 """T5's layers as programs on the tape, in the order of transformers 5.23: ``models/t5/modeling_t5.py``.
 
 A bias of relative positions is made in the first layer of each stack and added to the scores of all; attention to the
-encoder's output has a bias of zeros.
-"""
+encoder's output has a bias of zeros."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Unsloth's functions on the tape: adapters fused with the products beside them.
 
 unsloth 2026.8 kernels/fast_lora.py (LoRA_QKV, LoRA_MLP, LoRA_W) and kernels/utils.py (matmul_lora). Not measured: read
-from the source alone.
-"""
+from the source alone."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 other layers have too, over the residual stream beside the embedding's output; a linear; the layer's own state space.
 
 Each layer has low-rank adapters of its own beside the block's projections, which are part of the model. Symbols: h
-hidden, F feed-forward width, a the adapters' rank.
-"""
+hidden, F feed-forward width, a the adapters' rank."""
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.attention.softmax import core
@@ -48,8 +47,7 @@ def within(tape: Tape, x: Tensor, block: Tensor) -> None:
     """What the checkpoint of the state space, inside that of the layer, adds.
 
     It is given the block's output beside its arguments, and so holds it itself until backward. A reentrant one runs its
-    own backward while the output of the outer one's recomputation is still there.
-    """
+    own backward while the output of the outer one's recomputation is still there."""
     if tape.frame is not None and block.storage is not None:
         tape.closures.append(block.storage)
     if tape.category != "recomputation" or tape.refilling is not None:

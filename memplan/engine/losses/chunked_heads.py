@@ -1,8 +1,7 @@
 """Heads that go from hidden states to log-probabilities without all of the logits: by tiles, chunks or kernels.
 
 Each takes the normed hidden states and the head's weight. h hidden, V vocabulary, N tokens scored, e bytes per element.
-Loops are played a few rounds long: every round holds the same.
-"""
+Loops are played a few rounds long: every round holds the same."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,6 @@
 """Losses over whole distributions: what a student and its teacher say of every entry of the vocabulary.
 
-Both stand in full beside each other; the teacher's side has no graph. T tokens, V vocabulary.
-"""
+Both stand in full beside each other; the teacher's side has no graph. T tokens, V vocabulary."""
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import loss_ops, ops, routing_ops

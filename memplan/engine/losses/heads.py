@@ -1,8 +1,7 @@
 """How each trainer turns hidden states into a loss: programs on the tape, in the words of the trainers' own code.
 
 A program takes the logits (or, for fused heads, the hidden states) and returns the tensor that backward starts from.
-Symbols: V vocabulary, h hidden; all per token, T tokens of the pass.
-"""
+Symbols: V vocabulary, h hidden; all per token, T tokens of the pass."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -236,8 +235,7 @@ def _chosen_and_rejected(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 
 
 def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
-    """Entropy, then a contiguous copy of the shifted logits for the accuracy (trl 0.16 to 1.6,
-    trainer/sft_trainer.py)."""
+    """Entropy, then a contiguous copy of the shifted logits for the accuracy (trl 0.16 to 1.6 sft_trainer.py)."""
     ENTROPIES["rows"](p, logits, False, False)
     if p.rows > 1:  # a single row is contiguous as it is
         shifted = _copied(p, logits, p.tokens, "logits, shifted")

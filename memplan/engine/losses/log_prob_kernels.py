@@ -1,7 +1,6 @@
 """Heads whose log-probabilities come from a kernel or a function of their own: what each saves, and its way back.
 
-Sources are named at each. An in-place backward hands on the storage that was saved.
-"""
+Sources are named at each. An in-place backward hands on the storage that was saved."""
 
 import weakref
 from typing import Any
@@ -33,8 +32,7 @@ def _in_place(kept: Tensor) -> Tensor:
 
 
 def saving_logits_in_place(p: Pass, logits: Tensor, rows: int) -> Tensor:
-    """The same cross-entropy with ``inplace_backward``: the logits become their own gradient (verl 0.9,
-    utils/torch_functional.py)."""
+    """The same with ``inplace_backward``: the logits become their own gradient (verl 0.9 utils/torch_functional.py)."""
     saved = _in_place(logits)
     statistics = p.tape.new(p.dim("1", 1), ops.FP32, "log-probability statistics")
     node = p.tape.node((logits,), (logits, statistics), lambda t, g: (saved,))

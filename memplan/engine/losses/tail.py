@@ -22,8 +22,7 @@ def tail_forward(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The loss, what the caller holds through backward, and what it holds until the loss is whole.
 
-    Takes the hidden states out of the list, so that nobody else holds them, and the locals of the model's ``forward``
-    when it returns."""
+    Takes the hidden states out of the list (nobody else holds them), and ``forward``'s locals when it returns."""
     tape, x = p.tape, inputs.pop()
     with tape.at("final-norm"):
         locals_held: list[Tensor] = []

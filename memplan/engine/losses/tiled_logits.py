@@ -1,8 +1,7 @@
 """Logits in tiles of the sequence (ALST): each tile runs forward and back at once, within the model's forward.
 
 deepspeed 0.19 runtime/sequence_parallel/ulysses_sp.py: TiledFusedLogitsLoss, around the head and transformers' loss of
-a tile; as many tiles as leave at most 1 GiB of fp32 logits in each (as its tutorial counts them).
-"""
+a tile; as many tiles as leave at most 1 GiB of fp32 logits in each (as its tutorial counts them)."""
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.losses.scored import Scored, sizes

@@ -14,8 +14,7 @@ CHUNK_BYTES = 4096 * MiB
 
 
 def chunk_count(tokens: int, vocabulary: int) -> int:
-    """Chunks of the loss: one where all fp32 logits fit its target, else the next multiple of 4 that does
-    (``get_chunk_size``)."""
+    """Chunks of the loss: one where fp32 logits fit its target, else the next multiple of 4 (``get_chunk_size``)."""
     exact = tokens * vocabulary * ops.FP32 / CHUNK_BYTES
     return 1 if exact <= 1 else 4 * ceil_div(int(tokens * vocabulary * ops.FP32), 4 * CHUNK_BYTES)
 
@@ -24,8 +23,7 @@ def _chunks(p: Pass, hidden: Tensor, weight: Param, compiled: bool) -> Tensor:
     """Gradients of the hidden states (and of a trained head) are made in forward, chunk by chunk, and scaled into
     copies in backward.
 
-    Compiled, a chunk holds its logits and their gradient in the compute dtype; eager, the logits, their fp32 copy and
-    log-softmax, and back."""
+    A chunk's logits and gradient in the compute dtype if compiled; eager: logits, fp32 copy, log-softmax, and back."""
     tape, itemsize, hidden_size, hidden_dim = p.tape, weight.itemsize, hidden.itemsize, hidden.dim
     _, vocabulary = sizes(p, hidden, weight)
     part = Dim("V chunk", ceil_div(p.tokens, chunk_count(p.tokens, vocabulary)) * vocabulary)

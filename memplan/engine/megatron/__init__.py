@@ -2,5 +2,4 @@
 
 Read from megatron-core 0.14 (Megatron-LM 23e00ed0) to 0.16 and TransformerEngine 2.11. Layers are lists of steps
 (``steps``), each with what its modules save for backward and what they hold for a moment; ``stages`` says which layers
-a pipeline stage has and how many micro-batches wait there; ``build`` makes the ledger of both.
-"""
+a pipeline stage has and how many micro-batches wait there; ``build`` makes the ledger of both."""

@@ -3,8 +3,7 @@
 The fullest forward is that of the stage's last layer, the fullest backward begins there too. Three shares of what is
 saved: other micro-batches in flight (the whole pass), this one's other layers (until the last layer is done), and the
 last layer's own, step by step. Under full recomputation of some of the layers (block), the last of these has its own
-instants after those of the layers that keep everything.
-"""
+instants after those of the layers that keep everything."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

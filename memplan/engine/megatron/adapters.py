@@ -6,8 +6,7 @@ every tensor-parallel rank and runs on its part of the sequence; each expert has
 what goes into a column-parallel product is kept as it was gathered along the sequence; a rank's experts share one.
 
 A frozen product keeps no input (TransformerEngine 2.11 pytorch/module/linear.py, layernorm_linear.py,
-grouped_linear.py: ``if weight.requires_grad``); its adapter does.
-"""
+grouped_linear.py: ``if weight.requires_grad``); its adapter does."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

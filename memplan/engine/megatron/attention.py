@@ -2,8 +2,7 @@
 
 megatron-core 0.14 transformer/attention.py; TransformerEngine 2.11 pytorch/attention: FusedAttnFunc saves q, k, v, the
 output and the softmax statistics; get_qkv_layout makes q, k and v contiguous, so that the fused matmul they are cut of
-is freed.
-"""
+is freed."""
 
 from memplan.engine.megatron import te
 from memplan.engine.megatron.shape import Shape

@@ -5,8 +5,7 @@ TransformerEngine 2.11 pytorch/triton/cross_entropy.py, which works in the logit
 
 MTP (megatron-core 0.16 transformer/multi_token_prediction.py): MultiTokenPredictionLayer normalises the embedding of
 the next token and the model's output, joins and projects them, and runs a layer like the last; process_mtp_loss makes
-logits and loss of each before the model's own. They stand on the last stage, which has a copy of the embedding.
-"""
+logits and loss of each before the model's own. They stand on the last stage, which has a copy of the embedding."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -10,8 +10,7 @@ each head, the output matmul (megatron-core of August 2026 ssm/gated_delta_net/c
 flash-linear-attention 0.5.2 modules/convolution.py, ops/gated_delta_rule/chunk.py). Nothing of it is measured: where
 torch.compile may keep an input or what is made of it, both are counted. Letters: K keys, V values, H value heads of
 this rank; c positions of a chunk, D the sizes of a head. Context parallelism exchanges heads for positions, so that a
-rank holds as many elements of each.
-"""
+rank holds as many elements of each."""
 
 from functools import lru_cache
 

@@ -2,8 +2,7 @@
 transformer/moe; TransformerEngine 2.11 pytorch/permutation.py, module/grouped_linear.py).
 
 Letters: k experts of a token, E experts in all, D tokens that a rank sends, R those that its experts receive, f the
-experts' width on this rank.
-"""
+experts' width on this rank."""
 
 from typing import NamedTuple
 

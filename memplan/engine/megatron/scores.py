@@ -2,8 +2,7 @@
 entropy, or with a reference beside the policy.
 
 Counted from above: nothing is saved, so each tensor of a layer goes when the next has read it, while here all that a
-layer makes up to its fullest moment is counted at once. Other scores are within the update.
-"""
+layer makes up to its fullest moment is counted at once. Other scores are within the update."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 TransformerEngine 2.20 pytorch/module/linear.py, layernorm_linear.py, grouped_linear.py; megatron-core 0.16
 extensions/transformer_engine.py. Master weights, gradients' buffer, norms, router, embedding, head and attention stay
-as they are in FP8.
-"""
+as they are in FP8."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Pipeline stages: which layers each has, and how many micro-batches wait in it at the fullest moment.
 
 megatron-core 0.14 transformer/transformer_block.py: get_num_layers_to_build; pipeline_parallel/schedules.py:
-get_pp_rank_microbatches.
-"""
+get_pp_rank_microbatches."""
 
 from collections.abc import Iterator
 from functools import lru_cache

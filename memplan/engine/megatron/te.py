@@ -2,8 +2,7 @@
 
 TransformerEngine 2.11 pytorch/module/linear.py (_Linear), layernorm_linear.py (_LayerNormLinear), ops/basic/rmsnorm.py.
 Weights are never counted here. With ``gradient_accumulation_fusion`` a weight's gradient goes into its fp32 buffer
-inside the product; without it, there is one of the weight's size and dtype for a moment.
-"""
+inside the product; without it, there is one of the weight's size and dtype for a moment."""
 
 from memplan.engine.megatron.adapters import WHOLE, Product, summed, with_source
 from memplan.engine.megatron.adapters import kept as kept_by_adapter

@@ -2,8 +2,7 @@
 
 Column- and row-parallel products are divided over the tensor-parallel ranks, the vocabulary (padded) too; norms, the
 router, the down-projections of latent attention and biases of row-parallel products are on each of them whole. Experts
-are divided over the expert-parallel ranks, each over its expert-tensor-parallel ones.
-"""
+are divided over the expert-parallel ranks, each over its expert-tensor-parallel ones."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

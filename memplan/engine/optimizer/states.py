@@ -86,8 +86,7 @@ def galore(t: Stepped, o: Optimizer, s: OptimizerSettings) -> list[int]:
     """Two states of rank × the longer side, and the basis: rank × the shorter side.
 
     In fp32 the basis is a view that keeps the SVD's whole square factor alive; half precision copies what it needs
-    (galore_projector.py: ``Vh[:rank, :]``, ``U[:, :rank]``).
-    """
+    (galore_projector.py: ``Vh[:rank, :]``, ``U[:, :rank]``)."""
     if not t.projected:
         return elementwise(t, o, s)
     longer, shorter, w = max(t.rows, t.columns), min(t.rows, t.columns), t.itemsize

@@ -3,8 +3,7 @@
 A program says which variable of the optimizer's own ``step`` takes a new tensor of which size, in the code's order. A
 new tensor is made before the one that the variable held is let go, and variables live on into the next tensor's turn,
 as in Python: so the peak often lies where two large tensors are neighbours. ``(name, 0)`` lets go. Vectors of a few
-kilobytes are left out where they change nothing. Traced on the real optimizers in tests/test_optimizers.py.
-"""
+kilobytes are left out where they change nothing. Traced on the real optimizers in tests/test_optimizers.py."""
 
 from collections.abc import Callable, Iterable, Iterator
 

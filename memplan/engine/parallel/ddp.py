@@ -1,7 +1,6 @@
 """DDP's buffers: buckets that gradients are copied into, and what communication hooks add.
 
-torch 2.13 nn/parallel/distributed.py, csrc/distributed/c10d/reducer.cpp, distributed/algorithms/ddp_comm_hooks.
-"""
+torch 2.13 nn/parallel/distributed.py, csrc/distributed/c10d/reducer.cpp, distributed/algorithms/ddp_comm_hooks."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -31,8 +30,7 @@ class Tensor(NamedTuple):
 def enter_ddp(ledger: Ledger, recipe: Recipe, weights: list[Weight], itemsize: Callable[[Recipe, Weight], int]) -> None:
     """Buckets are a second copy of every gradient, or, where gradients are views of them, gradients that stay.
 
-    They are never freed: ``zero_grad`` drops the views alone. Weights without a gradient have their place too.
-    """
+    They are never freed: ``zero_grad`` drops the views alone. Weights without a gradient have their place too."""
     views = recipe.sharding.gradient_as_bucket_view
     asked = [weight for weight in weights if weight.trained or weight.idle]
     size = sum(weight.elements * weight.copies * itemsize(recipe, weight) for weight in asked)

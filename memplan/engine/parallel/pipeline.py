@@ -2,8 +2,7 @@
 
 1F1B (torch 2.13 distributed/pipelining/schedules.py: ``Schedule1F1B``): stage i of p runs p − i forwards before its
 first backward, and each holds what it saved, its input and its output (stage.py: ``fwd_cache``) until then. The pass
-that is traced is one of them.
-"""
+that is traced is one of them."""
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.passes import TracedPass

@@ -2,8 +2,7 @@
 
 torch's ring gathers them once for a forward and once for a backward (``_AllGatherRotater``, the default), and merges
 partial results in fp32 (torch 2.13 distributed/tensor/experimental/_context_parallel). ring-flash-attention gathers a
-few heads at a time for flash attention's own kernel (ring_flash_attn 0.1.8 llama3_flash_attn_varlen.py).
-"""
+few heads at a time for flash attention's own kernel (ring_flash_attn 0.1.8 llama3_flash_attn_varlen.py)."""
 
 from typing import Any
 
@@ -19,8 +18,7 @@ def ring_attention(p: Pass, q: Tensor, k: Tensor, v: Tensor, stats: Dim, out_dim
 
     Beside them in forward: contiguous k and v, both joined, those of all ranks, and of the output four copies in fp32
     while two blocks are merged. In backward: sums in fp32 of the gradients of q, k and v, a block's own, and the
-    joined gradients of k and v on their way round.
-    """
+    joined gradients of k and v on their way round."""
     tape, ranks = p.tape, p.mode.context
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
     itemsize, both = q.itemsize, k.dim.elements + v.dim.elements
@@ -60,8 +58,7 @@ def gathered_attention(p: Pass, q: Tensor, k: Tensor, v: Tensor, stats: Dim, out
     Beside them in forward: two buffers of all ranks' keys and values, and the heads' outputs before ``cat``. In
     backward: the two buffers and one of gradients, those of q, k and v, and what the kernel takes for itself, keys'
     gradients of every query head among it. Counted as if all heads were gathered at once, an upper bound: with
-    ``heads_k_stride`` heads at a time the buffers shrink more than the copies that are sent take.
-    """
+    ``heads_k_stride`` heads at a time the buffers shrink more than the copies that are sent take."""
     tape, ranks = p.tape, p.mode.context
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
     itemsize, dims = q.itemsize, (q.dim, k.dim, v.dim)

@@ -7,8 +7,7 @@ makes is summed and split again. Column-parallel linears save the gathered input
 
 Under Ulysses ranks have a part of every sequence, and within attention a part of the heads of whole sequences (verl 0.2
 to 0.9 models/transformers/monkey_patch.py: _ulysses_flash_attention_forward, utils/ulysses.py: all_to_all_tensor,
-SeqAllToAll).
-"""
+SeqAllToAll)."""
 
 from typing import Any
 
@@ -25,8 +24,7 @@ from memplan.units import ceil_div
 def gathered(p: Pass, x: Tensor) -> Tensor:
     """``Shard(1)`` to ``Replicate``: each rank's part of the sequence, joined by a ``cat`` of the all-gather's output.
 
-    Backward copies the gradient into the order of the reduce-scatter, which leaves the rank's part.
-    """
+    Backward copies the gradient into the order of the reduce-scatter, which leaves the rank's part."""
     if p.mode.tensor == 1:
         return x
     tape, part, itemsize = p.tape, x.dim, x.itemsize
@@ -45,8 +43,7 @@ def gathered(p: Pass, x: Tensor) -> Tensor:
 
 
 def scattered(p: Pass, x: Tensor) -> Tensor:
-    """``Partial`` to ``Shard(1)``: the sum over ranks, of which each keeps its part of the sequence; backward gathers
-    it again."""
+    """``Partial`` to ``Shard(1)``: of the sum over ranks each keeps its part of the sequence; backward gathers it."""
     if p.mode.tensor == 1:
         return x
     tape, whole, itemsize = p.tape, x.dim, x.itemsize
@@ -69,8 +66,7 @@ def ulysses_attention(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor
     """q, k and v are exchanged, heads for sequence; the kernel runs over whole sequences; its output goes back.
 
     Keys and values are repeated where there are fewer heads than ranks. A rank's part of the heads of whole sequences
-    is as large as all heads of its part of the sequence.
-    """
+    is as large as all heads of its part of the sequence."""
     tape, repeats = p.tape, ceil_div(p.mode.context, mixer.num_kv_heads)
     if repeats > 1:
         k, v = (ops.copy(tape, x, "repeated keys", Dim(x.dim.symbol, x.dim.elements * repeats)) for x in (k, v))
@@ -80,8 +76,7 @@ def ulysses_attention(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor
 
 
 def _exchanged(tape: Tape, x: Tensor, label: str) -> Tensor:
-    """``all_to_all``: contiguous parts for every rank, parts from every rank, and what they are joined to; backward the
-    same of the gradient."""
+    """``all_to_all``: contiguous parts for and from every rank, and what they are joined to; backward alike."""
     dim, itemsize = x.dim, x.itemsize
     parts = [tape.new(dim, itemsize, f"{label}, exchanged") for _ in range(2)]
     joined = tape.new(dim, itemsize, label)

@@ -1,8 +1,7 @@
 """What one rank holds under each way of splitting model states, and the buffers that splitting needs.
 
 DeepSpeed 0.19 (runtime/zero), torch 2.13 DDP (nn/parallel/distributed.py, reducer.cpp) and FSDP2
-(distributed/fsdp/_fully_shard). ``N`` is the number of ranks that share the states.
-"""
+(distributed/fsdp/_fully_shard). ``N`` is the number of ranks that share the states."""
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class KeptGradients(NamedTuple):
-    """What remains of gradients after their layer's backward: all of them, the root's until its reduction, or
-    shards."""
+    """What remains of gradients after their layer's backward: all, the root's until its reduction, or shards."""
 
     layers: bool
     root: bool
@@ -115,8 +113,7 @@ def gradient_mode(recipe: Recipe) -> GradientMode:
 def second_mode(recipe: Recipe) -> GradientMode:
     """The mode of a step's second backward (see ``gradient_mode``), where the halves of pairs have one each.
 
-    FSDP2's whole gradients are new in every backward, unless those of the first wait unreduced in the same dtype.
-    """
+    FSDP2's whole gradients are new in every backward, unless those of the first wait unreduced in the same dtype."""
     if gathers(recipe):
         return "add" if adds_in_place(recipe) else "keep"
     return gradient_mode_of_zero(recipe) if takes_gradients(recipe) else "add"
@@ -145,9 +142,7 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
     """Which gradients stay whole after their layer's backward, and how large the shard is that remains of the others.
     ``waits``: for those of the same weights' other use.
 
-    Shards are added to those of the micro-steps before, where there are some: then nothing new remains. FSDP2's are
-    rows of their own (``fsdp2``).
-    """
+    Shards are added to those of micro-steps before: then nothing new remains. FSDP2's have own rows (``fsdp2``)."""
     whole, shard, fsdp2 = recipe.numerics.itemsize, recipe.storage.gradient_itemsize, gathers(recipe)
     if recipe.fused_backward or takes_gradients(recipe):
         return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
@@ -187,8 +182,7 @@ def takes_gradients(recipe: Recipe) -> bool:
 
     Stages 2 and 3; stage 1 with overlap_comm where every backward is reduced and each fits into the bucket (it keeps
     those of other ranks that do not to the epilogue: stage_1_and_2.py, ``reduce_ipg_grads``); BF16_Optimizer with
-    immediate_grad_update, whose bucket is its fp32 buffer.
-    """
+    immediate_grad_update, whose bucket is its fp32 buffer."""
     zero = recipe.sharding.deepspeed
     if zero.wrapper == "zero" and recipe.zero_stage == 1:
         fits = zero.contiguous_gradients and _largest(recipe.model, recipe.adapter) <= zero.reduce_bucket_size

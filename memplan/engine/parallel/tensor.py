@@ -16,8 +16,7 @@ from memplan.units import ceil_div
 def part_of(spec: ModelSpec, degrees: Parallel) -> ModelSpec:
     """The model of one rank: every ``tensor``-th head, column and vocabulary entry, the layers of its stage.
 
-    Norms are whole; the last part of a vocabulary that does not divide is the smaller one, and the first is described.
-    """
+    Norms are whole; of a vocabulary that does not divide the first, larger part."""
     runs = tuple(run.model_copy(update={"layer": _narrowed(run.layer, degrees)}) for run in _of_stage(spec, degrees))
     if degrees.expert > 1:
         parts = degrees.tensor // degrees.expert_tensor

@@ -2,5 +2,4 @@
 engine's weights. (Evaluation is ``engine/step_and_evaluation``.)
 
 Each has instants and rows of its own, on the card, in the host memory of every process (place ``host``), and once in
-that of a node (place ``node``: of the process that gathers or writes). ``registry`` puts them together.
-"""
+that of a node (place ``node``: of the process that gathers or writes). ``registry`` puts them together."""

@@ -3,8 +3,7 @@
 torch 2.13 optim (``_init_group`` at ``step``), deepspeed 0.19 runtime/zero (``initialize_optimizer_states`` makes
 none): an optimizer makes its states at its first step, all before the first update, while gradients are alive and
 nothing else is. So no instant of it is above the same one later, but for optimizers that renew projections then. What
-kernels' tuning takes for a moment is not counted.
-"""
+kernels' tuning takes for a moment is not counted."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -4,8 +4,7 @@ of the optimizer comes with its first step.
 transformers 5.23 modeling_utils.py (from_pretrained, _load_pretrained_model), core_model_loading.py; peft 0.21
 utils/other.py; accelerate 1.15 accelerator.py, utils/fsdp_utils.py (fsdp2_prepare_model, fsdp2_load_full_state_dict);
 torch 2.13 distributed/fsdp (_init_utils.py, _flat_param.py, _fully_shard); deepspeed 0.19 runtime/zero
-(stage_1_and_2.py, stage3.py, partition_parameters.py).
-"""
+(stage_1_and_2.py, stage3.py, partition_parameters.py)."""
 
 from typing import Any
 

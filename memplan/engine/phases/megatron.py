@@ -3,8 +3,7 @@
 megatron-core 0.14 distributed/param_and_grad_buffer.py (_ParamAndGradBuffer: both buffers are made, then each weight is
 copied into its place), optimizer/distrib_optimizer.py (main weights after that), dist_checkpointing/strategies/
 filesystem_async.py (preload_tensors: what a rank writes is copied to the host first), strategies/fully_parallel.py
-(ranks that hold the same weights share out who writes them).
-"""
+(ranks that hold the same weights share out who writes them)."""
 
 from itertools import accumulate
 from typing import Any

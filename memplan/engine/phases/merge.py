@@ -1,8 +1,7 @@
 """Merge: an adapter is added to its base in the process that trained it (``merge_and_unload``), linear by linear.
 
 peft 0.21 tuners/lora/layer.py (merge, get_delta_weight), tuners/lora/bnb.py (Linear4bit.merge, Linear8bitLt.merge),
-tuners/tuners_utils.py (_unload_and_optionally_merge).
-"""
+tuners/tuners_utils.py (_unload_and_optionally_merge)."""
 
 from typing import Any
 

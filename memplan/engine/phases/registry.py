@@ -2,8 +2,7 @@
 
 A search asks for the sums of every phase but the first step, which never is above the step's high figure. A phase's
 rows are added up once for all jobs that agree in what they read (``engine/memo``): most of what a search varies (batch,
-length, checkpointing, kernels) no phase reads.
-"""
+length, checkpointing, kernels) no phase reads."""
 
 from collections.abc import Iterator
 from functools import partial

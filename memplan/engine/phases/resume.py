@@ -5,8 +5,7 @@ optimizer's to the host of one process, to the card of each of several); acceler
 (load_fsdp_model, load_fsdp_optimizer); torch 2.13 optim/optimizer.py (load_state_dict takes tensors of its device as
 they are), distributed/checkpoint/state_dict.py (_init_optim_state: a step on zeros); deepspeed 0.19 runtime/engine.py
 (_get_all_zero_checkpoint_state_dicts: to the host, each process its own partition); bitsandbytes 0.50
-optim/optimizer.py (load_state_dict copies what it is given).
-"""
+optim/optimizer.py (load_state_dict copies what it is given)."""
 
 from typing import Any
 

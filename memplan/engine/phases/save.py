@@ -4,8 +4,7 @@ transformers 5.23 trainer.py (_save_checkpoint, save_model, _save_optimizer_and_
 (save_pretrained); accelerate 1.15 accelerator.py (get_state_dict), utils/fsdp_utils.py (save_fsdp_model,
 save_fsdp_optimizer); torch 2.13 distributed/fsdp (_state_dict_utils.py, _optim_utils.py), distributed/checkpoint
 (state_dict.py); deepspeed 0.19 runtime/engine.py (_zero3_consolidated_16bit_state_dict, _save_zero_checkpoint),
-checkpoint/utils.py (clone_tensors_for_torch_save); safetensors 0.8.
-"""
+checkpoint/utils.py (clone_tensors_for_torch_save); safetensors 0.8."""
 
 from typing import Any
 

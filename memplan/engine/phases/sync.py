@@ -2,8 +2,7 @@
 
 trl 1.16 generation/vllm_generation.py (sync_weights), openrlhf 0.11 trainer/ray (broadcast), verl 0.9
 utils/fsdp_utils.py, workers/rollout/vllm_rollout/bucketed_weight_transfer.py. What is gathered and sent at once stands
-in the recipe (``tables/generation``); the engine's side, awake or asleep, is the report's (``rollout``).
-"""
+in the recipe (``tables/generation``); the engine's side, awake or asleep, is the report's (``rollout``)."""
 
 from typing import Any
 

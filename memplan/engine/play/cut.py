@@ -1,8 +1,7 @@
 """What of a stack that was played is a layer's own, and what it shares with others.
 
 A layer's own is what it makes and lets go of within its forward or its backward, what goes from one to the next, what
-is saved from its forward to its backward, and its weights' gradients. All else is shared.
-"""
+is saved from its forward to its backward, and its weights' gradients. All else is shared."""
 
 from bisect import bisect_right
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """DDP on the play: buckets that are there from the first backward on, whose gradients are copies or views.
 
-torch 2.13 csrc/distributed/c10d/reducer.cpp: ``initialize_buckets``, ``mark_variable_ready_dense``.
-"""
+torch 2.13 csrc/distributed/c10d/reducer.cpp: ``initialize_buckets``, ``mark_variable_ready_dense``."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 That is the encoder's final norm and dropout, whose output all layers of the decoder read, and the decoder's embedding.
 What a stack's forward holds beside its residual stream (masks, positions, the embedding's output) is there until it
-returns; checkpoints hold the masks, and so do the nodes of fused attention.
-"""
+returns; checkpoints hold the masks, and so do the nodes of fused attention."""
 
 from memplan.engine.layers.embedding import STEPS
 from memplan.engine.layers.modules import Pass, norm

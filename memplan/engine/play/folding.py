@@ -9,8 +9,7 @@ checkpointed). Weights, buckets and the optimizer, which go tensor by tensor, ar
 From the second step on all steps are alike, and the first differs in the optimizer's states alone, which come in it. So
 a second step is the first without their births, and need not be played (``repeated``). That holds only where the first
 step lets go of nothing that was there before it, and leaves nothing but states, which is looked at here; and where
-hooks remember nothing from step to step (``Sharding.remembers``; tests/test_folding.py plays both).
-"""
+hooks remember nothing from step to step (``Sharding.remembers``; tests/test_folding.py plays both)."""
 
 from collections.abc import Sequence
 from itertools import accumulate, count

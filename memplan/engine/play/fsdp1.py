@@ -1,8 +1,7 @@
 """FSDP1's hooks on the play: one flat parameter for each unit, gathered whole, and a flat gradient that is reduced.
 
 torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward_hook``, ``_post_backward_hook``,
-``_reduce_grad``) and _flat_param.py (``_alloc_padded_unsharded_flat_param``).
-"""
+``_reduce_grad``) and _flat_param.py (``_alloc_padded_unsharded_flat_param``)."""
 
 from collections import deque
 
@@ -26,8 +25,7 @@ class Fsdp1(Fsdp2):
 
     The host runs ahead of the device until it waits for an event (``limit_all_gathers``). What it frees while another
     stream uses it (``record_stream``) is not free before that. An event behind a unit's backward also means that the
-    reduction of the unit before has ended: it began when that one's backward ended.
-    """
+    reduction of the unit before has ended: it began when that one's backward ended."""
 
     remembers = True  # the events of units that were freed
     freed: deque[dict[int, int]] | None = None

@@ -1,8 +1,7 @@
 """FSDP2's hooks on the play: units are gathered before they run, freed behind them, and their gradients reduced.
 
 torch 2.13 distributed/fsdp/_fully_shard: ``_fsdp_param_group.py`` (unshard, wait_for_unshard, post_backward),
-``_fsdp_collectives.py`` (what is allocated on which stream), ``_fsdp_state.py`` (the root, and the end of backward).
-"""
+``_fsdp_collectives.py`` (what is allocated on which stream), ``_fsdp_state.py`` (the root, and the end of backward)."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -3,8 +3,7 @@
 The layers are those of ``engine/megatron``: steps of which each says what it keeps for backward and what it holds for a
 moment. What construction leaves decides what is held later: every weight is made by itself, copied into one buffer, and
 freed behind it (distributed/param_and_grad_buffer.py of megatron-core 0.14), and a main weight is made of a copy of its
-part (optimizer/distrib_optimizer.py).
-"""
+part (optimizer/distrib_optimizer.py)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,8 +1,7 @@
 """One pass of a model, whole: embedding, every layer, norm, head and loss on one graph, forward and backward.
 
 The locals of ``forward`` live as in ``LlamaModel.forward`` and its kin (transformers 5.23): the embedding's output,
-masks and rotary tables until it returns, and as long as nodes or checkpoints hold them.
-"""
+masks and rotary tables until it returns, and as long as nodes or checkpoints hold them."""
 
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.moe.load_balancing_loss import handing

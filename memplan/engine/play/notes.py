@@ -1,8 +1,7 @@
 """Notes among the marks of a play: what happens there, and of which layer's parameter.
 
 While a few layers stand for many, a note names its layer by how far it is from the piece of the stream that it stands
-in; ``unfolding.py`` adds where that piece comes to lie.
-"""
+in; ``unfolding.py`` adds where that piece comes to lie."""
 
 from functools import lru_cache
 from typing import NamedTuple

@@ -2,8 +2,7 @@
 values, tables, inputs of every layer's own, weights.
 
 What a layer makes and lets go of itself is in its ``LayerTrace``, as where layers are traced one by one. All else lives
-from one moment of the pass to another, and is a row of its own: the tags that are alive.
-"""
+from one moment of the pass to another, and is a row of its own: the tags that are alive."""
 
 from typing import NamedTuple
 

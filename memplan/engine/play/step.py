@@ -1,8 +1,7 @@
 """Whole training steps, played from the start: weights, micro-steps, the optimizer.
 
 The first step decides where things lie: weights are there first, the optimizer's states come in its first step,
-between gradients that are still alive. From the second step on all steps are alike.
-"""
+between gradients that are still alive. From the second step on all steps are alike."""
 
 from memplan.engine.micro_step import stages
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank, stepped_by

@@ -2,8 +2,7 @@
 
 Where the tapes of ``traces.py`` play one layer of each kind, here all of them are played on one graph, as the model
 runs them. Parameters are the same over all passes, and keep their gradient from one backward to the next, as
-``Tensor.grad`` does.
-"""
+``Tensor.grad`` does."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

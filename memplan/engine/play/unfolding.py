@@ -6,8 +6,7 @@ whole play. What ends a storage of a layer's is as far from it as it was; where 
 storages layer by layer, that stretch is repeated.
 
 It is exact where layers are alike, and that is looked at event by event: the template and the repeat behind it must
-make the same, let go of the same, as far away. Everything else is an ``Unlike``, and the whole model is played.
-"""
+make the same, let go of the same, as far away. Everything else is an ``Unlike``, and the whole model is played."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator

@@ -3,8 +3,7 @@
 torch 2.13 distributed/fsdp/_init_utils.py (``_init_param_handle_from_module``: a unit is moved to the card, broadcast,
 put together, sharded, before the next one), _flat_param.py (``shard``), csrc/distributed/c10d/comm.cpp
 (``broadcast_coalesced``), ProcessGroupNCCL.cpp (``recordStream``); accelerate 1.15 accelerator.py (``prepare_model``:
-shards of what is trained are cast to fp32 when all are wrapped, the root first).
-"""
+shards of what is trained are cast to fp32 when all are wrapped, the root first)."""
 
 from collections import deque
 from collections.abc import Iterator

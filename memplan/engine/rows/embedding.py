@@ -128,8 +128,7 @@ def enter_beside_images(ledger: Ledger, traced: TracedPass) -> None:
 
 
 def table_behind_tower(ledger: Ledger, traced: TracedPass) -> int:
-    """Elements of the table, whose dense gradient comes when the tower has run back, as that of its rows waits for
-    that; 0 where no tower runs back."""
+    """Elements of the table, whose dense gradient comes when the tower has run back; 0 where no tower runs back."""
     plan, looked_up = traced.plan, _looked_up(traced)
     if not looked_up or not traced.vision.backward or traced.stack is None or not traced.stack.gradients:
         return 0

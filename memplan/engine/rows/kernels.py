@@ -1,8 +1,7 @@
 """What fused, compiled and hand-written kernels hold beside the layers: of what they leave open a row with a high
 figure and nothing expected; Unsloth's buffers for unpacked weights, and of checkpoints that come back from the host.
 
-unsloth 2026.8 kernels/utils.py: WEIGHT_BUFFERS, ABSMAX_BUFFERS; unsloth-zoo 2026.8 gradient_checkpointing.py.
-"""
+unsloth 2026.8 kernels/utils.py: WEIGHT_BUFFERS, ABSMAX_BUFFERS; unsloth-zoo 2026.8 gradient_checkpointing.py."""
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.pass_plan import PassPlan

@@ -13,8 +13,7 @@ from memplan.tables.styles import GradientMode
 def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, consumer: str) -> None:
     """The embedding's dense gradient at the end of backward, with the tied head's gradient and their sum.
 
-    ``consumer``: see ``PassRows``.
-    """
+    ``consumer``: see ``PassRows``."""
     plan, spec = traced.plan, traced.plan.spec
     instant = f"{plan.name}.embedding-backward"
     images_last = traced.vision.reached and keys_of_images(plan) > 0  # then the tower runs back after the embedding
@@ -102,8 +101,7 @@ def made_masks(recipe: Recipe, traced: TracedPass) -> tuple[list[int | None], in
 
     Eager adds a 4-D mask of the residual's dtype for every row. SDPA gets a boolean one when there is padding, or when
     the sequence fills a window: the same for all rows, unless the batch has a mask, all of ones though it may be
-    (``sdpa_mask``: ``and_masks(mask_function, padding_mask_function(padding_mask))``).
-    """
+    (``sdpa_mask``: ``and_masks(mask_function, padding_mask_function(padding_mask))``)."""
     plan = traced.plan
     if any(mixer.kind == "disentangled" for mixer in plan.spec.mixers):  # in the dtype of what comes in, or fp32
         return [None], plan.rows * plan.length * plan.length * (8 if recipe.batch.masked else 4)
@@ -152,8 +150,7 @@ def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> di
 
 
 def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
-    """What all layers share: attention masks, the embedding's output (a local of the model's forward), rotary
-    tables."""
+    """What all layers share: attention masks, the embedding's output (a local of forward), rotary tables."""
     plan, name = traced.plan, traced.plan.name
     inside, end = f"{name}.layer-forward", f"{name}.forward"
     windows, size = made_masks(recipe, traced)

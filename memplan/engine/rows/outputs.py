@@ -51,8 +51,7 @@ def enter_outputs(ledger: Ledger, traced: TracedPass) -> None:
 def enter_choices(ledger: Ledger, traced: TracedPass) -> None:
     """Each layer holds the choice that it was given; with checkpointing, all of them wait for the recomputation.
 
-    They go one by one in backward, and are counted whole until the last layer is through.
-    """
+    They go one by one in backward, and are counted whole until the last layer is through."""
     plan = traced.plan
     topk = [mixer.topk for mixer in plan.spec.mixers if mixer.kind == "latent" and mixer.hands_on]
     if not topk:

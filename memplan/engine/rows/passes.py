@@ -1,7 +1,6 @@
 """The rows of one pass: what is alive at each of its instants, forward and backward.
 
-Between the layers whose backward is an instant lie segments: all of their layers are alive, or none.
-"""
+Between the layers whose backward is an instant lie segments: all of their layers are alive, or none."""
 
 from collections.abc import Iterator
 
@@ -19,8 +18,7 @@ class PassRows:
     """Enters the rows of a traced pass into a ledger.
 
     ``consumer`` is the pass, of the same model and backward, whose gradients those of this one wait for in autograd's
-    buffers (two forwards, one backward): each is added to ``.grad`` and freed when its own has come.
-    """
+    buffers (two forwards, one backward): each is added to ``.grad`` and freed when its own has come."""
 
     def __init__(self, traced: TracedPass, ledger: Ledger, consumer: str = "") -> None:
         self.traced, self.ledger, self.consumer = traced, ledger, consumer

@@ -31,8 +31,7 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
     """With accumulation, all gradients are there from the first micro-step's backward to the step. ``born``, ``dies``:
     of an engine whose micro-steps are not the whole schedule.
 
-    FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``).
-    """
+    FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``)."""
     if not recipe.accumulates and not main_gradients(recipe):
         return
     if takes_gradients(recipe):
@@ -99,8 +98,7 @@ def enter_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str)
 def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[int, int]:
     """(elements, bytes of each) of the temporaries, over the element sizes of what is stepped.
 
-    foreach takes one dtype at a time, but its loop's variables hold the copies of the one before.
-    """
+    foreach takes one dtype at a time, but its loop's variables hold the copies of the one before."""
     optimizer = recipe.optimizer.row
     if (
         recipe.optimizer.implementation == "loop" and optimizer.rule != "muon" and not optimizer.gathers

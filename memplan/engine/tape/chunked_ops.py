@@ -20,8 +20,7 @@ def contract(
 
     ``copies``: an operand whose order of dimensions cannot be seen as a batch of matrices is copied first; ``grad``:
     and so is the gradient of the result. Autocast casts operands of an einsum before it copies them, and holds the
-    casts until it returns.
-    """
+    casts until it returns."""
     left, right = ops.autocast_input(tape, a), ops.autocast_input(tape, b)
     first = ops.copy(tape, left, label) if copies[0] else left
     second = ops.copy(tape, right, label) if copies[1] else right

@@ -153,8 +153,7 @@ def is_own(held: list[Tensor | None], slot: int) -> bool:
     """Whether nothing but a list's slot holds a dense gradient.
 
     Both are counted where no variable names them: whether a variable's reference is lent to the count or made anew
-    is the interpreter's choice.
-    """
+    is the interpreter's choice."""
     if getrefcount(held[slot]) > ITS_PLACE_AND_THE_COUNT:
         return False
     tensor = held[slot]

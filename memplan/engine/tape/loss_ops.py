@@ -25,8 +25,7 @@ def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Ten
 def gather(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     """``x.gather(-1, index)``: saves x (its backward asks for its sizes) and the int64 index.
 
-    Backward scatters into zeros: ``scattered``.
-    """
+    Backward scatters into zeros: ``scattered``."""
     dim, itemsize = x.dim, x.itemsize
     index = tape.new(out, 8, "label indices")
 
@@ -71,8 +70,7 @@ def shifted(p: Pass, logits: Tensor) -> tuple[Tensor, Tensor]:
     """``logits.float()``, and a copy of all but each row's last position; a single row is contiguous as it is.
 
     ``logits[..., :-1, :]`` is two slices, each of which has its zeros in backward, in torch of that time (2.4
-    ATen/TensorIndexing.h: applySlice; 2.13 leaves the one of all the vocabulary out).
-    """
+    ATen/TensorIndexing.h: applySlice; 2.13 leaves the one of all the vocabulary out)."""
     tape, dim = p.tape, logits.dim
     wide = cast(tape, logits, FP32, "logits in fp32")
     scored = view(tape, wide, Dim(dim.symbol, dim.elements - dim.elements // p.tokens * p.rows), whole=False)

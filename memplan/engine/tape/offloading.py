@@ -3,8 +3,7 @@
 torch: ``torch.autograd.graph.save_on_cpu`` (torch 2.13 autograd/graph.py) copies whatever a node saves, weights
 included and once for each node that saves it. trl: ``OffloadActivations`` with streams (trl 1.16
 models/activation_offloading.py) leaves weights and what is below 1 KiB on the card, keeps the last five copied tensors
-until their copies are done, and keeps on the card, for good, a tensor that is saved again while it is among these.
-"""
+until their copies are done, and keeps on the card, for good, a tensor that is saved again while it is among these."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple

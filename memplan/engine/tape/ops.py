@@ -3,8 +3,7 @@
 Each function stands for one ATen operation (or one fused kernel) of torch 2.13, and follows ``derivatives.yaml`` and
 the C++ of its backward: which inputs or outputs are saved and under which condition, and which temporaries live
 together. Autocast follows CUDA's lists: matmuls run in the low precision; pow, rsqrt, softmax and its kin in
-fp32.
-"""
+fp32."""
 
 from collections.abc import Sequence
 
@@ -102,8 +101,7 @@ def mul(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     """``a * b``, b possibly broadcast: each side is saved for the other's gradient.
 
     Both gradients have the full size and the wider dtype until the engine narrows and sums them (``validate_outputs``),
-    when what was saved is still there, but not what a checkpoint gave back.
-    """
+    when what was saved is still there, but not what a checkpoint gave back."""
     itemsize = max(a.itemsize, b.itemsize)
     dim, b_dim, want_a, want_b = a.dim, b.dim, a.needs_grad, b.needs_grad
     a_size, b_size = a.itemsize, b.itemsize
@@ -137,8 +135,7 @@ def with_constant(tape: Tape, x: Tensor, itemsize: int, label: str, constant: Te
     """``x * constant tensor`` (cos, sin) of ``itemsize``: saved, when the layer has one of its own; else shared by
     all layers and counted once, elsewhere.
 
-    The product has the wider dtype of the two; x's gradient is narrowed where it was the narrower.
-    """
+    The product has the wider dtype of the two; x's gradient is narrowed where it was the narrower."""
     dim, before, wide = x.dim, x.itemsize, max(x.itemsize, itemsize)
 
     def backward(t: Tape, grads: Grads) -> Grads:
@@ -159,8 +156,7 @@ def unary(tape: Tape, x: Tensor, label: str, saves: str = "input") -> Tensor:
 def normalise(tape: Tape, x: Tensor, per_row: Dim, label: str) -> Tensor:
     """``x * rsqrt(x.pow(2).mean(-1) + eps)`` on fp32 x: saves x once and one fp32 per row.
 
-    Backward holds x, the two products of the multiplication, then pow's: the power, its scaling and the result.
-    """
+    Backward holds x, the two products of the multiplication, then pow's: the power, its scaling and the result."""
     dim = x.dim
     squares = square(tape, x)
     variance = mean(tape, squares, per_row)
@@ -195,8 +191,7 @@ def mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
 def copy(tape: Tape, x: Tensor, label: str, dim: Dim | None = None) -> Tensor:
     """``contiguous()`` of another layout, or ``expand().reshape()``: a new tensor that saves nothing.
 
-    An expanded copy's gradient is summed back to the original size; a plain copy hands its gradient on.
-    """
+    An expanded copy's gradient is summed back to the original size; a plain copy hands its gradient on."""
     before, itemsize = x.dim, x.itemsize
     if dim is None or dim.elements == before.elements:
         return tape.new(before, itemsize, label, tape.node((x,), (), lambda t, g: (g[0],)))

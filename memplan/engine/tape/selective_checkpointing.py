@@ -2,8 +2,7 @@
 
 Source: torch 2.13 ``torch/utils/checkpoint.py``, create_selective_checkpoint_contexts: the results of the operations
 that a policy saves are held from forward on, each until the recomputation has taken it; what comes after the last
-saved tensor is never taken, and waits for the end of the layer's backward.
-"""
+saved tensor is never taken, and waits for the end of the layer's backward."""
 
 from __future__ import annotations
 

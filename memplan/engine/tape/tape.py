@@ -7,8 +7,7 @@ storage dies when the last variable, graph node or gradient buffer that holds it
 bytes that a layer saves, the transients inside it and the instant of its peak all follow from one description.
 
 Sizes are rounded up to 512 bytes, as the CUDA caching allocator does. What a kernel allocates inside itself is not
-seen.
-"""
+seen."""
 
 from __future__ import annotations
 
@@ -222,8 +221,7 @@ class Tape:
         """Run the graph behind ``start``: highest sequence first among the ready, gradients summed where they meet.
 
         Takes the gradients of ``start``'s outputs out of the list, so that nobody else holds them, and those out of
-        ``before`` that wait already, from what ran back earlier.
-        """
+        ``before`` that wait already, from what ran back earlier."""
         waiting = graph.dependencies(start)
         buffers = {} if before is None else before
         buffers[start] = list(grads)

@@ -28,8 +28,7 @@ def turns(tape: Tape, count: int) -> Iterator[int]:
     """The numbers of the turns that are played. The middle one stands for all that are left out: what it allocates, on
     its way back too, is so many times as large, and neither it nor those near it are looked at for a peak.
 
-    Turns may only differ in their number, and share no gradient but through views (``ops.split``).
-    """
+    Turns may only differ in their number, and share no gradient but through views (``ops.split``)."""
     place, most = tape.place, played(tape, count)
     for number in range(most):
         if most < count and ENDS <= number < most - ENDS:

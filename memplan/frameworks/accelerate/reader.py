@@ -1,7 +1,6 @@
 """accelerate's config (``accelerate config``) and the options of ``accelerate launch``.
 
-Source: accelerate 1.15 commands/config/config_args.py, commands/launch.py, utils/dataclasses.py (DeepSpeedPlugin).
-"""
+Source: accelerate 1.15 commands/config/config_args.py, commands/launch.py, utils/dataclasses.py (DeepSpeedPlugin)."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """Axolotl's keys by name: its defaults, and what memory does not feel.
 
 Source: axolotl 0.18 utils/schemas/*.py, utils/config/__init__.py, integrations/*/args.py; trl 1.8 and transformers
-5.14, which it pins.
-"""
+5.14, which it pins."""
 
 from typing import Any
 

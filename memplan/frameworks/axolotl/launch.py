@@ -1,7 +1,6 @@
 """How Axolotl starts: ``axolotl train config.yaml``, a launcher's options behind ``--``, or its module by a launcher.
 
-axolotl 0.19 src/axolotl/cli/main.py: train, --launcher, launcher_args.
-"""
+axolotl 0.19 src/axolotl/cli/main.py: train, --launcher, launcher_args."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """Axolotl's YAML: supervised fine-tuning with transformers' Trainer, preferences with TRL's.
 
-What a file does not say is Axolotl's default (``axolotl_keys``); a DeepSpeed JSON that it names is followed.
-"""
+What a file does not say is Axolotl's default (``axolotl_keys``); a DeepSpeed JSON that it names is followed."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,7 @@
 """Axolotl's switches that bear on memory by themselves or with others: fused adapters, plugins, evaluation, packing.
 
 Source: axolotl 0.19 utils/schemas/config.py (check_auto_enable_lora_kernels, attn_needs_dtype_cast), loaders/model.py
-(_configure_embedding_dtypes), loaders/patch_manager.py (_apply_sdpa_varlen_patch), core/builders/causal.py.
-"""
+(_configure_embedding_dtypes), loaders/patch_manager.py (_apply_sdpa_varlen_patch), core/builders/causal.py."""
 
 from collections.abc import Mapping
 

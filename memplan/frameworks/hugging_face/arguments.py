@@ -1,7 +1,6 @@
 """transformers' TrainingArguments, which transformers, TRL and LLaMA-Factory share: what of them memory feels.
 
-Source: transformers 5.23 training_args.py, trainer_optimizer.py; 4.44 to 4.57 for the names that went.
-"""
+Source: transformers 5.23 training_args.py, trainer_optimizer.py; 4.44 to 4.57 for the names that went."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """How scripts on transformers' Trainer spell what ``TrainingArguments`` have no word for: one table of synonyms.
 
 A row is a name, what it sets (``MEANINGS``) and where it was seen. Scripts copy each other's dataclasses, so a name
-means the same nearly everywhere; the few that do not are told by their script (``hf_dialect_scripts``).
-"""
+means the same nearly everywhere; the few that do not are told by their script (``hf_dialect_scripts``)."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,6 @@
 """The dialect of vision-language models: tower and projector, what is trained of them, and images; and all in one call.
 
-Source: the scripts of ``hf_dialect_scripts``.
-"""
+Source: the scripts of ``hf_dialect_scripts``."""
 
 import re
 from typing import Any

@@ -1,7 +1,6 @@
 """How Hugging Face's Trainer stores weights: the dtype that they are loaded in, and the autocast that runs over them.
 
-The table is that of accelerate 1.15 (``accelerator.py``: prepare_model, FSDP's upcast, DeepSpeed's own casts).
-"""
+The table is that of accelerate 1.15 (``accelerator.py``: prepare_model, FSDP's upcast, DeepSpeed's own casts)."""
 
 from memplan.frameworks.base import DEFAULT, Draft, Keys, Origin
 from memplan.tables.choices import SYNONYMS

@@ -1,7 +1,6 @@
 """Switches of transformers' TrainingArguments whose parts or values bear on memory, and those that are warned about.
 
-Source: transformers 5.23 training_args.py, trainer.py (compute_loss: LabelSmoother), integrations/liger.py.
-"""
+Source: transformers 5.23 training_args.py, trainer.py (compute_loss: LabelSmoother), integrations/liger.py."""
 
 import os
 from collections.abc import Mapping

@@ -4,8 +4,7 @@ InternVL's chat models by their names.
 Source: haotian-liu/LLaVA llava/model/llava_arch.py, multimodal_projector/builder.py, multimodal_encoder/clip_encoder.py
 and LLaVA-VL/LLaVA-NeXT siglip_encoder.py (which takes the last layer away); the towers' configs on the Hub;
 OpenGVLab/InternVL README.md (the table of models), internvl_chat/internvl/model/internvl_chat/
-configuration_intern_vit.py, and the configs of the towers and of InternLM2 on the Hub.
-"""
+configuration_intern_vit.py, and the configs of the towers and of InternLM2 on the Hub."""
 
 import re
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """The version of transformers or of TRL that a file was written for: arguments that went, or what its script pins.
 
-A file without any is taken in the newest. What loads in fp32 in one version loads as the checkpoint is in another.
-"""
+A file without any is taken in the newest. What loads in fp32 in one version loads as the checkpoint is in another."""
 
 from collections.abc import Collection, Mapping
 from functools import partial

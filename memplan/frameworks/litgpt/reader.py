@@ -1,8 +1,7 @@
 """LitGPT's YAML, and ``litgpt finetune_lora …`` with one and options over it.
 
 Over several GPUs it wraps blocks in FSDP1; fine-tuning then checkpoints each block. Source: litgpt 0.5.13
-finetune/full.py, finetune/lora.py, pretrain.py, args.py; precisions are Lightning Fabric's.
-"""
+finetune/full.py, finetune/lora.py, pretrain.py, args.py; precisions are Lightning Fabric's."""
 
 from collections.abc import Mapping
 from typing import Any

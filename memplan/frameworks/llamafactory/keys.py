@@ -1,7 +1,6 @@
 """LLaMA-Factory's own arguments by name: what bears on memory and is not modelled, and what memory does not feel.
 
-Source: llamafactory 0.9.5 hparams/*.py (data, model, finetuning, generating and training arguments).
-"""
+Source: llamafactory 0.9.5 hparams/*.py (data, model, finetuning, generating and training arguments)."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """LLaMA-Factory's YAML, and ``llamafactory-cli train`` with one and options over it.
 
 Its arguments stand beside transformers' TrainingArguments (``hf_arguments``); defaults are those of 0.9.5. The dtype of
-weights is the trainer's own: trained ones in fp32 unless ``pure_bf16`` or ZeRO-3, frozen ones as they compute.
-"""
+weights is the trainer's own: trained ones in fp32 unless ``pure_bf16`` or ZeRO-3, frozen ones as they compute."""
 
 from functools import partial
 from typing import Any

@@ -2,8 +2,7 @@
 
 A file does not say its stage: the command does (``llamafactory-cli sft``). Weights that are trained are fp32, and no
 autocast runs: FSDP2 and DeepSpeed cast. Source: LLaMA-Factory, August 2026 src/llamafactory/v1/config/*.py, plugins/,
-core/base_trainer.py; 0.9.5 for keys that have moved since.
-"""
+core/base_trainer.py; 0.9.5 for keys that have moved since."""
 
 import re
 from typing import Any

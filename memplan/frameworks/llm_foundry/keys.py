@@ -1,7 +1,6 @@
 """LLM Foundry's keys: its defaults, names of precisions and optimizers, what memory does not feel.
 
-Source: mosaicml/llm-foundry 0.22 (8c8dd48) utils/config_utils.py (TrainConfig), optim/__init__.py.
-"""
+Source: mosaicml/llm-foundry 0.22 (8c8dd48) utils/config_utils.py (TrainConfig), optim/__init__.py."""
 
 import re
 from typing import Any

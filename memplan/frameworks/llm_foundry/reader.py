@@ -2,8 +2,7 @@
 
 Weights are loaded in fp32 and run under autocast; FSDP1 wraps layers on several GPUs, and on one nothing of its section
 holds, checkpointing included. Source: mosaicml/llm-foundry 0.22 (8c8dd48) command_utils/train.py, models/hf/hf_base.py,
-hf_fsdp.py, utils/config_utils.py; mosaicml/composer 0.32 utils/parallelism.py, distributed/mosaic_parallelism.py.
-"""
+hf_fsdp.py, utils/config_utils.py; mosaicml/composer 0.32 utils/parallelism.py, distributed/mosaic_parallelism.py."""
 
 import re
 from collections.abc import Mapping

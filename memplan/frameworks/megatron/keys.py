@@ -1,7 +1,6 @@
 """Megatron-LM's arguments by name: defaults, what MindSpeed-LLM adds, what bears on memory and is not modelled.
 
-Source: Megatron-LM megatron/training/arguments.py (core 0.16), MindSpeed-LLM arguments.
-"""
+Source: Megatron-LM megatron/training/arguments.py (core 0.16), MindSpeed-LLM arguments."""
 
 import re
 from collections.abc import Iterable

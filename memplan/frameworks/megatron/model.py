@@ -1,7 +1,6 @@
 """The model that Megatron's arguments describe, as a like one's config.json: Llama, Qwen, Mixtral, DeepSeek, GPT-2.
 
-Source: Megatron-LM megatron/training/arguments.py (core 0.16): defaults of _add_network_size_args and validate_args.
-"""
+Source: Megatron-LM megatron/training/arguments.py (core 0.16): defaults of _add_network_size_args and validate_args."""
 
 import re
 from typing import Any

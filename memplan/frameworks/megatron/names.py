@@ -1,8 +1,7 @@
 """Names of Megatron-LM's arguments, and of those that MindSpeed-LLM adds: what is in no list here is warned about.
 
 Names alone, of Megatron-LM v2.5 to core 0.16 and its main of August 2026 (arguments.py, training/config,
-TransformerConfig, OptimizerConfig, DistributedDataParallelConfig) and of MindSpeed-LLM 2.0's arguments.
-"""
+TransformerConfig, OptimizerConfig, DistributedDataParallelConfig) and of MindSpeed-LLM 2.0's arguments."""
 
 import re
 

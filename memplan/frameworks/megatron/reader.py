@@ -1,8 +1,7 @@
 """Megatron-LM's argument lists: in a command, a launch script, or as MODEL_ARGS of YAML.
 
 The model is what the arguments describe (``megatron_model``); memplan's own knobs of Megatron have Megatron's names.
-Source: Megatron-LM megatron/training/arguments.py (core 0.16).
-"""
+Source: Megatron-LM megatron/training/arguments.py (core 0.16)."""
 
 import re
 from collections.abc import Mapping

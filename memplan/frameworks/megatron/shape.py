@@ -1,8 +1,7 @@
 """A model as Megatron-LM's arguments describe it: what they say of its layers, and whether they can.
 
 Two models of one shape are one to Megatron, whatever their families are called. Rotary bases and their scalings,
-epsilons and routing factors have no effect on memory, and are not part of it. And which settings have one.
-"""
+epsilons and routing factors have no effect on memory, and are not part of it. And which settings have one."""
 
 from typing import Any, NamedTuple
 

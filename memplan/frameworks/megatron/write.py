@@ -1,7 +1,6 @@
 """Megatron-LM's arguments of a job, in a script that starts it.
 
-Source: Megatron-LM megatron/training/arguments.py and pretrain_gpt.py (core 0.16).
-"""
+Source: Megatron-LM megatron/training/arguments.py and pretrain_gpt.py (core 0.16)."""
 
 from collections.abc import Iterator
 from typing import Any

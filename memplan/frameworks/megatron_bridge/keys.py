@@ -1,7 +1,6 @@
 """Megatron-Bridge's fields: what Megatron's arguments call otherwise, its defaults, what memory does not feel.
 
-Source: NVIDIA-NeMo/Megatron-Bridge 0.6 (067f987) training/config.py, models/gpt_provider.py.
-"""
+Source: NVIDIA-NeMo/Megatron-Bridge 0.6 (067f987) training/config.py, models/gpt_provider.py."""
 
 import re
 from typing import Any

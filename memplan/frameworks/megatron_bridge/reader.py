@@ -2,8 +2,7 @@
 
 Names are Megatron's own within sections (``model.``, ``train.``, ``ddp.``, ``optimizer.``), and training is Megatron's:
 the reader of its arguments reads them. Source: NVIDIA-NeMo/Megatron-Bridge 0.6 (067f987) training/config.py,
-training/mixed_precision.py, training/gpt_step.py, models/gpt_provider.py, recipes/common.py.
-"""
+training/mixed_precision.py, training/gpt_step.py, models/gpt_provider.py, recipes/common.py."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """Megatron-Bridge's recipes for pretraining and full fine-tuning, as far as memory feels them.
 
 Source: NVIDIA-NeMo/Megatron-Bridge 0.6 (067f987) src/megatron/bridge/recipes/*/h100/*.py, recipes/common.py; 0.4 and
-0.5 differ in the short names of Qwen3 8B and 30B-A3B alone.
-"""
+0.5 differ in the short names of Qwen3 8B and 30B-A3B alone."""
 
 import re
 from collections.abc import Mapping

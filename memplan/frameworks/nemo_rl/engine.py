@@ -1,7 +1,6 @@
 """What generates beside NeMo RL's policy: vLLM or SGLang, on the trainer's cards or its own.
 
-Source: NVIDIA-NeMo/RL@7ea279a nemo_rl/models/generation/, algorithms/grpo.py: setup.
-"""
+Source: NVIDIA-NeMo/RL@7ea279a nemo_rl/models/generation/, algorithms/grpo.py: setup."""
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.generating import FELT, SGLANG, VLLM, put, put_bucket, put_engine, read_fields, warn_engine

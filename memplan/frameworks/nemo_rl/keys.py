@@ -1,7 +1,6 @@
 """NeMo RL's own configs, as far as memory feels them, and its keys that memory does not feel.
 
-Source: NVIDIA-NeMo/RL@7ea279a (August 2026) examples/configs/*.yaml, models/policy/__init__.py (PolicyConfig).
-"""
+Source: NVIDIA-NeMo/RL@7ea279a (August 2026) examples/configs/*.yaml, models/policy/__init__.py (PolicyConfig)."""
 
 import re
 from typing import Any

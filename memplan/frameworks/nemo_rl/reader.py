@@ -2,8 +2,7 @@
 
 Its policy trains under FSDP2 (DTensor: weights in fp32, gathered in bf16) or on Megatron; the reference waits on the
 host. What generates sleeps on the same GPUs, or has its own. Source: NVIDIA-NeMo/RL@7ea279a nemo_rl/models/automodel/
-setup.py, models/megatron/setup.py, algorithms/dpo.py, algorithms/grpo.py.
-"""
+setup.py, models/megatron/setup.py, algorithms/dpo.py, algorithms/grpo.py."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """open-instruct's GRPO: learners on DeepSpeed, rows packed to ``pack_length``, engines on GPUs of their own.
 
-Source: allenai/open-instruct@e6c3044 grpo_fast.py, grpo_utils.py, utils.py: get_train_ds_config, get_eval_ds_config.
-"""
+Source: allenai/open-instruct@e6c3044 grpo_fast.py, grpo_utils.py, utils.py: get_train_ds_config, get_eval_ds_config."""
 
 from typing import Any
 

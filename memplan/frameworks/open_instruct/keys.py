@@ -1,8 +1,7 @@
 """open-instruct's programs and arguments by name: defaults, the DeepSpeed settings it ships, what memory does not feel.
 
 Source: allenai/open-instruct@e6c3044 (August 2026) open_instruct/finetune.py, dpo_tune_cache.py, dpo_utils.py,
-reward_modeling.py, grpo_fast.py, grpo_utils.py, utils.py, mason.py; @2025-03 and @2024-02 for the names that went.
-"""
+reward_modeling.py, grpo_fast.py, grpo_utils.py, utils.py, mason.py; @2025-03 and @2024-02 for the names that went."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """How open-instruct is started: by accelerate or torchrun, behind ``mason.py`` on Beaker, with a YAML file first.
 
-Source: allenai/open-instruct@e6c3044 mason.py, open_instruct/utils.py: ArgumentParserPlus, configs/ds_configs.
-"""
+Source: allenai/open-instruct@e6c3044 mason.py, open_instruct/utils.py: ArgumentParserPlus, configs/ds_configs."""
 
 import re
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """open-instruct: its programs in a command, behind ``mason.py`` too, or a YAML file of their arguments.
 
 They train in loops of their own on accelerate, GRPO's on DeepSpeed: names, defaults and DeepSpeed's settings that come
-with it are in ``open_instruct_keys``, with where they were read.
-"""
+with it are in ``open_instruct_keys``, with where they were read."""
 
 import re
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """OpenRLHF's options by name: defaults of each program, names before 0.11, what memory does not feel.
 
 Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray.py; 0.5 train_prm.py, train_ppo.py;
-0.9.9 train_kto.py, trainer/kto_trainer.py.
-"""
+0.9.9 train_kto.py, trainer/kto_trainer.py."""
 
 from typing import Any
 

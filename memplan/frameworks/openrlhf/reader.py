@@ -1,8 +1,7 @@
 """OpenRLHF: ``openrlhf.cli.train_*`` in a command or a script, with the dotted names of 0.11 or the flat ones before.
 
 Everything trains under DeepSpeed. Defaults are those of the program that is started.
-Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray.py.
-"""
+Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray.py."""
 
 import re
 

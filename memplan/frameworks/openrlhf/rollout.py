@@ -1,7 +1,6 @@
 """OpenRLHF's online training beside its update: what generates, and the scores before the update.
 
-Source: OpenRLHF 0.11 cli/train_ppo_ray.py, trainer/ppo_utils/experience_maker.py.
-"""
+Source: OpenRLHF 0.11 cli/train_ppo_ray.py, trainer/ppo_utils/experience_maker.py."""
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.generating import VLLM, count_larger, put, put_engine, put_offload, read_fields

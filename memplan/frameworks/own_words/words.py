@@ -3,8 +3,7 @@
 Which key of a file says a key of the job only its reader knows. So each key that the reader asks for, and whose name
 speaks of the change, is tried with each value that may say it; the file is read again, and the one is taken with which
 the reader makes the job that is wanted. Nothing is known here of any framework. What is shown was read, estimated, and
-fits; what no key of the file says is said by memplan's own option, or the environment.
-"""
+fits; what no key of the file says is said by memplan's own option, or the environment."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,6 @@
 """Adapters of prime-rl's trainer: modules by their names or by patterns of them, and what is trained whole beside them.
 
-Source: PrimeIntellect-ai/prime-rl 0.2 to @559b447 trainer/lora.py; configs between 0.1 and 0.2 (``lora.enabled``).
-"""
+Source: PrimeIntellect-ai/prime-rl 0.2 to @559b447 trainer/lora.py; configs between 0.1 and 0.2 (``lora.enabled``)."""
 
 import re
 from typing import Any

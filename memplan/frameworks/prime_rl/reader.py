@@ -3,8 +3,7 @@
 Weights are in fp32 and gathered in bf16; a micro-batch is one packed row of ``seq_len`` tokens. From 0.7 on layers are
 checkpointed, compiled and their inputs offloaded, and AdamW's states wait on the host, all by default; before it none
 is. Which it is, words tell that only one of them has; without one it is the older, which takes more.
-Source: PrimeIntellect-ai/prime-rl 0.2 to @559b447 prime_rl/configs/trainer.py, rl.py, sft.py, trainer/model.py.
-"""
+Source: PrimeIntellect-ai/prime-rl 0.2 to @559b447 prime_rl/configs/trainer.py, rl.py, sft.py, trainer/model.py."""
 
 from collections.abc import Mapping
 from typing import Any

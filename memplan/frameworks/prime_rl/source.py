@@ -1,7 +1,6 @@
 """Where prime-rl's settings stand: one TOML of all its parts, a part's own, or ``uv run rl @ rl.toml --a.b value``.
 
-Whatever the file, the settings come out under the names of ``rl``'s config: ``trainer.model.name``, ``inference.…``.
-"""
+Whatever the file, the settings come out under the names of ``rl``'s config: ``trainer.model.name``, ``inference.…``."""
 
 import re
 from collections.abc import Iterator, Mapping

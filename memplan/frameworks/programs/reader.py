@@ -2,8 +2,7 @@
 
 The program is gone through without being run (``python_run``); what its trainer is given goes to the readers of TRL's
 and transformers' arguments. Where no argument says how long rows are, what its tokenizer cuts at does; where it asks
-for options it has not, the command that its own text shows is taken, and said.
-"""
+for options it has not, the command that its own text shows is taken, and said."""
 
 import ast
 import posixpath

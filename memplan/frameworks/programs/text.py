@@ -1,8 +1,7 @@
 """The text of a Python program or of a notebook: its syntax tree, cell by cell, and the commands of a notebook's cells.
 
 Nothing is imported or run. A notebook's magics are taken out; what is written after ``!`` or under ``%%bash`` is a
-shell's. What is nested deeper, or longer, than a person writes is refused before it is parsed.
-"""
+shell's. What is nested deeper, or longer, than a person writes is refused before it is parsed."""
 
 import ast
 import json

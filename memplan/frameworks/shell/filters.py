@@ -1,7 +1,6 @@
 """``$( … )`` where its output is plain: ``echo``, ``expr``, ``basename``, ``seq`` and the filters behind them.
 
-A table of what is worked out here; everything else is not known, and nothing is ever run.
-"""
+A table of what is worked out here; everything else is not known, and nothing is ever run."""
 
 import math
 import posixpath

@@ -61,8 +61,7 @@ def options_of(words: tuple[Word, ...] | list[Word]) -> tuple[dict[str, Any], di
     """``--key value``, ``--key=value``, ``--flag``, ``--list a b``: values and lines by key, and words before the
     first option.
 
-    Dashes within a name are underscores. An option without a value is true; one with several is a list.
-    """
+    Dashes within a name are underscores. An option without a value is true; one with several is a list."""
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     loose: list[Word] = []

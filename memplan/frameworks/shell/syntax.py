@@ -178,8 +178,7 @@ class Scanner:
 def end_of_word(text: str, place: int, whole: bool = True) -> int:
     """Where the word that begins here ends; -1 where a quote or a bracket does not close.
 
-    Without ``whole`` it ends with the first quote or bracket that closes.
-    """
+    Without ``whole`` it ends with the first quote or bracket that closes."""
     start = place
     closing: list[str] = []
     while place < len(text):

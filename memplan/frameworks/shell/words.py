@@ -1,8 +1,7 @@
 """What words of a shell come to: quotes taken off, variables, sums and plain substitutions put in.
 
 What nobody can know (a variable that is never set, ``$1``, ``$(nvidia-smi …)``) stays as it is written, so that whoever
-needs it can ask for it by name. Nothing is run.
-"""
+needs it can ask for it by name. Nothing is run."""
 
 import re
 from dataclasses import dataclass, field

@@ -2,8 +2,7 @@
 
 ``execute_train(train_args=f"{rollout_args} …", megatron_model_type="qwen3-4B")`` is found by going through the program;
 what a text takes from elsewhere stands in it as a variable. Source: THUDM/slime@2026-08-21
-slime/utils/external_utils/command_utils.py, radixark/miles miles/utils/external_utils/command_utils.py.
-"""
+slime/utils/external_utils/command_utils.py, radixark/miles miles/utils/external_utils/command_utils.py."""
 
 import ast
 import re

@@ -2,8 +2,7 @@
 
 The model's arguments stand in a script that is sourced (``models/qwen3-4B.sh``); where that is not there, the name of
 ``--hf-checkpoint`` is asked for among the presets. Source: THUDM/slime@2026-08-21 slime/utils/arguments.py, train.py,
-backends/megatron_utils/arguments.py.
-"""
+backends/megatron_utils/arguments.py."""
 
 import re
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """ms-swift: images of a sample, as MAX_PIXELS and its kind bound them, or as many as a sequence holds.
 
-Source: ms-swift 4.5 swift/template/templates/qwen.py, swift/arguments/base_args/template_args.py: max_pixels.
-"""
+Source: ms-swift 4.5 swift/template/templates/qwen.py, swift/arguments/base_args/template_args.py: max_pixels."""
 
 import re
 from collections.abc import Mapping

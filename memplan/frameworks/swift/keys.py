@@ -1,8 +1,7 @@
 """ms-swift's arguments by name: spellings by version, defaults, bundled settings, and what memory does not feel.
 
 Sources: ms-swift 4.5 swift/arguments/, swift/trainers/arguments.py, swift/config/*.json; 3.12 swift/llm/argument/; 2.6
-swift/llm/utils/argument.py, swift/llm/ds_config/*.json; model ids of swift/model/ (ModelScope's and the Hub's).
-"""
+swift/llm/utils/argument.py, swift/llm/ds_config/*.json; model ids of swift/model/ (ModelScope's and the Hub's)."""
 
 from typing import Any
 
@@ -115,8 +114,7 @@ _THIRD_STAGE = settings_in(
 def deepspeed_of(name: str, version: str) -> dict[str, Any] | None:
     """The settings that ms-swift bundles under a name, such as zero2, zero3_offload or default-zero3; None for others.
 
-    They overlapped communication until 3.2, and had DeepSpeed's own AdamW until 2.6.
-    """
+    They overlapped communication until 3.2, and had DeepSpeed's own AdamW until 2.6."""
     word = name.lower().removeprefix("default-").replace("-", "_")
     stage, offload = word[4:5], word[5:]
     if not (word.startswith("zero") and stage in ("0", "1", "2", "3") and offload in ("", "_offload")):

@@ -1,8 +1,7 @@
 """How ms-swift starts: ``swift VERB``, ``megatron VERB``, its scripts by path; options, a file of them; its processes.
 
 Source: ms-swift 4.5 swift/cli/main.py: NPROC_PER_NODE or NNODES start torchrun, otherwise one process runs; a first
-argument that is a YAML or JSON file stands for options, its ENV for variables.
-"""
+argument that is a YAML or JSON file stands for options, its ENV for variables."""
 
 import re
 from collections.abc import Mapping

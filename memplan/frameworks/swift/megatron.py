@@ -1,8 +1,7 @@
 """Megatron-SWIFT: ``megatron sft | pt | rlhf …``, whose model is the Hub's and whose settings are Megatron's.
 
 Source: ms-swift 4.5 swift/megatron/arguments/megatron_args.py, megatron_base_args.py; 3.3 to 3.12
-swift/megatron/argument/megatron_args.py.
-"""
+swift/megatron/argument/megatron_args.py."""
 
 from collections.abc import Mapping
 from typing import Any

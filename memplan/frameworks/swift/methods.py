@@ -1,7 +1,6 @@
 """Which method of ms-swift a command means, the tokens of its sequences, and the models and the engine beside it.
 
-Source: ms-swift 4.5 swift/arguments/rlhf_args.py, rlhf_trainers/; 3.12 swift/llm/argument/rlhf_args.py.
-"""
+Source: ms-swift 4.5 swift/arguments/rlhf_args.py, rlhf_trainers/; 3.12 swift/llm/argument/rlhf_args.py."""
 
 import re
 from typing import Any

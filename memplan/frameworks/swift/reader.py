@@ -1,7 +1,6 @@
 """ms-swift: ``swift sft | pt | rlhf …`` with options or a YAML or JSON of them, its scripts by path, ``args.json``.
 
-Words tell the version whose defaults are taken: ``sft_type`` is of 2, ``train_type`` of 3, ``tuner_type`` of 4.
-"""
+Words tell the version whose defaults are taken: ``sft_type`` is of 2, ``train_type`` of 3, ``tuner_type`` of 4."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """What ms-swift trains: adapters, all weights or a part of them, over which base, and by which optimizer.
 
 Source: ms-swift 4.5 swift/pipelines/train/tuner.py, arguments/tuner_args.py, arguments/base_args/quant_args.py,
-optimizers/; 2.6 swift/llm/tuner.py.
-"""
+optimizers/; 2.6 swift/llm/tuner.py."""
 
 import re
 from typing import Any

@@ -1,8 +1,7 @@
 """torchtitan's TOML, as it was until 0.2: pretraining under FSDP2 in a loop of its own (trainer pytorch).
 
 Its models have flavors; those that are the Hub's shapes are named so. Source: torchtitan 0.2.2 config/job_config.py,
-models/*/__init__.py, components/loss.py (logits in fp32), distributed/activation_checkpoint.py.
-"""
+models/*/__init__.py, components/loss.py (logits in fp32), distributed/activation_checkpoint.py."""
 
 from math import prod
 from typing import Any

@@ -1,8 +1,7 @@
 """torchtune's names: its models, optimizers and losses, and keys that memory does not feel.
 
 Source: torchtune 0.7 (pytorch/torchtune@bd2a0fc) models/*/_model_builders.py, recipes/*.py, recipes/configs; names of
-0.1 to 0.6 from its configs of then.
-"""
+0.1 to 0.6 from its configs of then."""
 
 import re
 from typing import Any

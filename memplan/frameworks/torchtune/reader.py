@@ -2,8 +2,7 @@
 
 A config says the model by the function that builds it, and not on how many GPUs it runs: the recipe's name does, of the
 command or of the comment that every config begins with. All is stored in one dtype; over several GPUs layers are units
-of FSDP2, of FSDP1 until 0.2. Source: torchtune 0.7 recipes/*.py, training/_distributed.py.
-"""
+of FSDP2, of FSDP1 until 0.2. Source: torchtune 0.7 recipes/*.py, training/_distributed.py."""
 
 from collections.abc import Mapping
 

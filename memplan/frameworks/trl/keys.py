@@ -1,7 +1,6 @@
 """TRL's own arguments by name: which trainer they mean, which memory does not feel, and defaults by version.
 
-Source: trl 0.9 to 1.16 trainer/*_config.py, experimental/*/*_config.py, scripts/.
-"""
+Source: trl 0.9 to 1.16 trainer/*_config.py, experimental/*/*_config.py, scripts/."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """TRL's online trainers: lengths of prompt and completion, groups, the KL term, other models, and vLLM beside them.
 
-Source: trl 1.16 trainer/grpo_config.py, rloo_config.py, experimental/online_dpo, experimental/gkd; 1.12 for PPO.
-"""
+Source: trl 1.16 trainer/grpo_config.py, rloo_config.py, experimental/online_dpo, experimental/gkd; 1.12 for PPO."""
 
 import re
 from functools import partial

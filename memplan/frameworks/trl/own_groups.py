@@ -1,8 +1,7 @@
 """GRPO over images in trainers of their own, made of TRL 0.14's: R1-V, VLM-R1, Video-R1, Visual-RFT and their copies.
 
 Source: StarsfieldAI/R1-V, om-ai-lab/VLM-R1, tulerfeng/Video-R1 src/open_r1/trainer/grpo_trainer.py: ``compute_loss``
-makes all answers to one prompt, scores them in one forward, and takes the log-softmax of every token's logits.
-"""
+makes all answers to one prompt, scores them in one forward, and takes the log-softmax of every token's logits."""
 
 import re
 

@@ -1,7 +1,6 @@
 """TRL: a script's arguments as YAML, as a ``trl dpo --…`` command, or as options of an example's script.
 
-Defaults are TRL's by method (``trl_keys``); what it shares with transformers is in ``hf_arguments``.
-"""
+Defaults are TRL's by method (``trl_keys``); what it shares with transformers is in ``hf_arguments``."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """TRL's arguments that bear on memory beside lengths and losses: packing, other references and judges, evaluation.
 
 Source: trl 0.12 to 1.16 trainer/*_config.py, trainer/sft_trainer.py (padding_free), trainer/dpo_trainer.py;
-transformers 5.23 masking_utils.py: find_packed_sequence_indices.
-"""
+transformers 5.23 masking_utils.py: find_packed_sequence_indices."""
 
 from memplan.frameworks.base import ASSUMED, Keys, Origin
 from memplan.frameworks.documents import words

@@ -1,8 +1,7 @@
 """verl's micro-batches: sequences of each GPU, of all GPUs together (0.1), or so many tokens.
 
 Source: verl 0.1 to 0.9 workers/fsdp_workers.py, workers/megatron_workers.py (normalisation by data-parallel ranks),
-utils/seqlen_balancing.py: rearrange_micro_batches.
-"""
+utils/seqlen_balancing.py: rearrange_micro_batches."""
 
 import re
 

@@ -2,8 +2,7 @@
 
 Source: verl 0.2 to 0.9 workers/fsdp_workers.py (_build_model_optimizer, create_device_mesh),
 trainer/fsdp_sft_trainer.py, workers/engine/fsdp/transformer_impl.py; 0.9
-trainer/config/rollout/rollout.yaml, workers/config/model.py.
-"""
+trainer/config/rollout/rollout.yaml, workers/config/model.py."""
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.fsdp_keys import put_inner

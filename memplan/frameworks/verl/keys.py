@@ -1,8 +1,7 @@
 """verl's settings by their dotted names: defaults, and which of them memory does not feel.
 
 Source: verl 0.9 trainer/config/ppo_trainer.yaml, sft_trainer_engine.yaml and the files they are made of;
-workers/engine/fsdp/transformer_impl.py.
-"""
+workers/engine/fsdp/transformer_impl.py."""
 
 from typing import Any
 

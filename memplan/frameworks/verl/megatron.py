@@ -1,8 +1,7 @@
 """verl's Megatron workers: degrees, recomputation, optimizer, of a section ``megatron`` or an engine's.
 
 Source: verl 0.2 to 0.9 workers/megatron_workers.py, utils/megatron_utils.py (DistributedDataParallelConfig: fp32
-gradients, no overlap), workers/engine/megatron/transformer_impl.py; trainer/config/engine/megatron.yaml.
-"""
+gradients, no overlap), workers/engine/megatron/transformer_impl.py; trainer/config/engine/megatron.yaml."""
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import is_template, words

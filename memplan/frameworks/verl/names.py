@@ -1,8 +1,7 @@
 """verl's own settings by name: those that it has, and which of them bear on the update's memory.
 
 Names alone, of verl 0.2 to 0.9: trainer/config/*.yaml with every engine. A setting that is in no list here is warned
-about, so that a slip of the pen is noticed and what a new version adds is.
-"""
+about, so that a slip of the pen is noticed and what a new version adds is."""
 
 import re
 

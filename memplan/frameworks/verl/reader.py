@@ -1,7 +1,6 @@
 """verl and what builds on it: overrides of ``main_ppo``, recipes and SFT trainers, in a command, a script, or as YAML.
 
-Dotted names throughout; defaults of the version that the settings tell (``verl_versions``).
-"""
+Dotted names throughout; defaults of the version that the settings tell (``verl_versions``)."""
 
 import re
 from difflib import get_close_matches

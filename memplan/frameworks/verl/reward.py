@@ -3,8 +3,7 @@
 Source: verl 0.7 and later trainer/config/reward_model/dp_reward_loop.yaml, experimental/reward_loop/
 reward_model.py: it sleeps but while completions are scored. Older ones wrap it in FSDP, in bf16 and on the host
 whatever the settings say (workers/fsdp_workers.py: RewardModelWorker, ``CPUOffload(offload_params=True)``), up to 0.2
-where ``model.fsdp_config.param_offload`` says so.
-"""
+where ``model.fsdp_config.param_offload`` says so."""
 
 from typing import Any
 

@@ -2,8 +2,7 @@
 the host.
 
 Source: verl 0.4 to 0.9 trainer/config/rollout/rollout.yaml, workers/config/rollout.py, workers/engine_workers.py
-(param_offload moves gradients too), utils/megatron_utils.py; recipes one_step_off_policy, fully_async_policy.
-"""
+(param_offload moves gradients too), utils/megatron_utils.py; recipes one_step_off_policy, fully_async_policy."""
 
 import re
 

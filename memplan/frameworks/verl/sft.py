@@ -1,8 +1,7 @@
 """verl's supervised fine-tuning: the engine's trainer, and the older one with its own defaults.
 
 Source: verl 0.6 to 0.9 trainer/sft_trainer.py, config/sft_trainer_engine.yaml; verl 0.1 to 0.7
-trainer/fsdp_sft_trainer.py, config/sft_trainer.yaml.
-"""
+trainer/fsdp_sft_trainer.py, config/sft_trainer.yaml."""
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.verl.asking import gpus, known

@@ -2,8 +2,7 @@
 
 Source: verl 0.1 to 0.9 trainer/config/ppo_trainer.yaml, ppo_megatron_trainer.yaml, sft_trainer.yaml,
 sft_trainer_engine.yaml at each release; workers/actor/dp_actor.py, trainer/fsdp_sft_trainer.py. Forks carry the verl
-of their time: TinyZero and Search-R1 0.1, code-r1 0.2, POLARIS 0.3.
-"""
+of their time: TinyZero and Search-R1 0.1, code-r1 0.2, POLARIS 0.3."""
 
 import re
 from collections.abc import Mapping

@@ -3,8 +3,7 @@
 A config is gone through without being run, and says the model, its adapters and the data; the command says DeepSpeed
 and, by NPROC_PER_NODE, the GPUs. Without DeepSpeed PEFT's preparation casts what is not quantised of a base under
 adapters to fp32; DeepSpeed casts everything to half. Source: InternLM/xtuner 0.1.23 model/sft.py, dpo.py, orpo.py,
-reward.py, tools/train.py, entry_point.py, dataset/huggingface.py, configs/deepspeed/.
-"""
+reward.py, tools/train.py, entry_point.py, dataset/huggingface.py, configs/deepspeed/."""
 
 import re
 from typing import Any

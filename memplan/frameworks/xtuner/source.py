@@ -3,8 +3,7 @@
 XTuner's own configs by name: ``internlm2_chat_7b_qlora_alpaca_e3`` says model, method, data and epochs, and all
 of them have the same rest. Those that differ (DPO, 70B, mixtures, long context) are not here.
 
-Source: InternLM/xtuner 0.1.23 xtuner/configs: the rule holds for 431 of its configs, and no other name is taken.
-"""
+Source: InternLM/xtuner 0.1.23 xtuner/configs: the rule holds for 431 of its configs, and no other name is taken."""
 
 import ast
 import re

@@ -1,7 +1,6 @@
 """DeBERTa's attention as a program on the tape: scores of contents, of content to position and of position to content.
 
-transformers 5.23 ``models/deberta_v2/modeling_deberta_v2.py``, eager alone. Symbols: R rows of relative positions.
-"""
+transformers 5.23 ``models/deberta_v2/modeling_deberta_v2.py``, eager alone. Symbols: R rows of relative positions."""
 
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.shared_inputs import RELATIVE

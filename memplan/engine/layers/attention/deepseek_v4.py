@@ -2,8 +2,7 @@
 entries compressed from further back, in eager form alone.
 
 Follows ``modeling_deepseek_v4.py`` (transformers 5.23). Symbols, per token: H heads of d, ql the queries' latent, W
-entries in all, of which an indexer of Hi heads of di chooses k for each token.
-"""
+entries in all, of which an indexer of Hi heads of di chooses k for each token."""
 
 from memplan.engine.layers.attention.deepseek_v4_compressor import compressed, turned
 from memplan.engine.layers.attention.eager import masked

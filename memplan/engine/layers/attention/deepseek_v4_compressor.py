@@ -1,8 +1,7 @@
 """What compresses keys and values of many tokens into one entry, and what chooses among entries, as programs on the
 tape: ``DeepseekV4HCACompressor``, ``DeepseekV4CSACompressor`` and ``DeepseekV4Indexer`` (transformers 5.23).
 
-Blocks of ``rate`` tokens; a sparse layer's entries overlap, each made of two blocks.
-"""
+Blocks of ``rate`` tokens; a sparse layer's entries overlap, each made of two blocks."""
 
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.norms import add_bias, rms_wide
@@ -163,8 +162,7 @@ def turned(
     """``apply_rotary_pos_emb``: ``cat(rest, rotated)`` in fp32, of heads of ``width``; cos and sin are repeated for
     each call, which keeps them.
 
-    ``table``: their elements before they are repeated, and their element size; None: those of all positions.
-    """
+    ``table``: their elements before they are repeated, and their element size; None: those of all positions."""
     tape = p.tape
     rows, itemsize = table or (p.length, p.mode.residual_itemsize)
     cos, sin = (tape.new(Dim("s·dr", rows * mixer.rope), itemsize, "rotary tables of the layer") for _ in range(2))

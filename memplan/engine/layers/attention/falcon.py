@@ -15,8 +15,7 @@ from memplan.spec.parts import Attention
 def falcon(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """Linears without ``F.linear``; a mask always, in which slopes of distance (alibi) stand already.
 
-    SDPA is called without grouped heads: one key/value head for all queries leaves only the math kernel.
-    """
+    SDPA is called without grouped heads: one key/value head for all queries leaves only the math kernel."""
     tape, (q_dim, _) = p.tape, dims(p, mixer)
     fused = project(p, x, mixer.linears[0], "(q+2kv)", QKV)
     q, k, v = falcon_heads(p, mixer, fused)

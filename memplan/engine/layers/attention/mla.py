@@ -3,8 +3,7 @@ positions.
 
 Follows ``modeling_deepseek_v3.py`` and its kin (transformers 5.23): DeepSeek-V2 to V3.2, Kimi K2.5, GLM-4-MoE-Lite,
 GLM-MoE-DSA, MiniCPM3. Symbols, per token: H heads, dn and dr the widths of a query's parts, dv of a value, ql and
-kl of the latents.
-"""
+kl of the latents."""
 
 from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.attention.fused_kernel import fused_attention
@@ -126,8 +125,7 @@ def expanded(p: Pass, mixer: LatentAttention, latent: Tensor, k_turn: Tensor, bo
 def filled(tape: Tape, dim: Dim, first: Tensor, second: Tensor) -> Tensor:
     """``new_empty``, with ``copy_`` into two slices.
 
-    On the way back each slice copies the whole gradient before it takes its part (autograd's ``CopySlices``).
-    """
+    On the way back each slice copies the whole gradient before it takes its part (autograd's ``CopySlices``)."""
     itemsize, sides = first.itemsize, [(x.dim, x.itemsize) for x in (first, second)]
     storage = tape.new(dim, itemsize, "keys").storage
 

@@ -20,8 +20,7 @@ from memplan.spec.parts import Attention, Norm
 def sink_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """GPT-OSS: projections, two half rotations joined, scores with a sink, output projection; in eager form alone.
 
-    A sink is a learned logit beside the scores of each head; the softmax runs in the model's own dtype.
-    """
+    A sink is a learned logit beside the scores of each head; the softmax runs in the model's own dtype."""
     heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     q_dim, kv_dim = p.dim("q", heads * head_dim), p.dim("kv", kv_heads * head_dim)
     q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
@@ -157,8 +156,7 @@ def scaled(p: Pass, q: Tensor) -> Tensor:
 def shared_kv_attention(p: Pass, mixer: SharedKVAttention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gemma 4: queries, keys and values, each normalised, and queries and keys turned, before the next one is made.
 
-    Keys and values may be those of an earlier layer.
-    """
+    Keys and values may be those of an earlier layer."""
     heads, kv_heads, width = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
     q = norm(p, mixer.norms[0], q, "q", "H", heads)

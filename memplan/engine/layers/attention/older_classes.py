@@ -1,8 +1,7 @@
 """Attention as older classes write it, each by itself: operations and locals are those of transformers 5.23 and 5.24.
 
 ``Attention.style`` names the program (GPT-J, CodeGen, GPT-Neo, GPT-2 upcast, Bloom, MPT); 'standard', 'gpt2' and 'opt'
-are the one in ``softmax.py``.
-"""
+are the one in ``softmax.py``."""
 
 from memplan.engine.layers.attention.eager import masked, scores_of
 from memplan.engine.layers.attention.sdpa import sdpa
@@ -50,8 +49,7 @@ def weighted(p: Pass, mixer: Attention, scores: list[Tensor], v: Tensor, itemsiz
     """Softmax in fp32 of scores that have been masked, probabilities in the values' dtype, their sum of values.
 
     Takes the scores out of the list; a caller whose module holds them on keeps them elsewhere. ``copies``: values of
-    several rows are copied for the product.
-    """
+    several rows are copied for the product."""
     tape, (q_dim, _) = p.tape, dims(p, mixer)
     weights = ops.softmax(tape, scores.pop(), PROBABILITIES, half_to_float=p.mode.numerics.half_to_float)
     weights = ops.cast(tape, weights, itemsize, PROBABILITIES)
@@ -87,8 +85,7 @@ def turned(
 def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """Rotated by tables of each layer, which GPT-J narrows and CodeGen does not; scores in fp32.
 
-    CodeGen cuts its fused linear in four parts of q, v and k each, so that heads are gathered by copies.
-    """
+    CodeGen cuts its fused linear in four parts of q, v and k each, so that heads are gathered by copies."""
     tape, size = p.tape, Dim("s·rotary", p.length * (mixer.rotary_dim or mixer.head_dim))
     q, k, v = views = projected(p, mixer, x)
     if mixer.style == "codegen":

@@ -16,8 +16,7 @@ def attention_kernel(mode: Mode, mixer: Attention, length: int, itemsize: int) -
     transformers repeats keys and values before SDPA when there is a mask, and asks for grouped heads when there is
     none, whatever the card; the memory-efficient kernel cannot group heads, and flash needs compute capability 8.0
     (integrations/sdpa_attention.py: use_gqa_in_sdpa; aten/native/transformers/cuda/sdp_utils.cpp; transformers issue
-    48633).
-    """
+    48633)."""
     if mode.operators.attention != "sdpa":
         return mode.operators.attention
     if has_mask(mode, mixer, length):
@@ -73,8 +72,7 @@ def grouped_math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_d
     are a temporary of the product, and so are the queries of several rows, unless rotary left them
     head-major (aten/native/transformers/attention.cpp).
 
-    Not counted: the sum of scores and mask, which softmax's result replaces (in place on a real device).
-    """
+    Not counted: the sum of scores and mask, which softmax's result replaces (in place on a real device)."""
     tape, before = p.tape, q.itemsize
     autocast, tape.autocast = tape.autocast, 0
     wide_q, wide_k, wide_v = (ops.cast(tape, x, ops.FP32, "attention in fp32") for x in (q, k, v))

@@ -1,7 +1,6 @@
 """Softmax attention of Llama, Mistral, Qwen2, Qwen3, Gemma and their kin: projections, q/k-norms, rotary, output.
 
-``sdpa`` chooses the kernel and says what it keeps; ``eager`` is the one of tensors.
-"""
+``sdpa`` chooses the kernel and says what it keeps; ``eager`` is the one of tensors."""
 
 from memplan.engine.layers.attention.eager import eager, repeat_kv
 from memplan.engine.layers.attention.sdpa import sdpa

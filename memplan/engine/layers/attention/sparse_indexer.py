@@ -1,8 +1,7 @@
 """DeepSeek sparse attention as a program on the tape: an indexer scores pairs of tokens, and the best become a mask.
 
 Nothing of it has a gradient (``DeepseekV32Indexer.forward`` runs under ``no_grad``), so that all is gone when the layer
-is; but its scores, s × s for every head in fp32, can be the layer's peak.
-"""
+is; but its scores, s × s for every head in fp32, can be the layer's peak."""
 
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.tape import ops
@@ -33,8 +32,7 @@ def chosen_tokens(p: Pass, spec: Indexer, x: Tensor, latent: Tensor) -> Tensor:
 def index_scores(p: Pass, spec: Indexer, x: Tensor, latent: Tensor, held: list[Tensor]) -> Tensor:
     """``relu(q · k * scale) · weights`` summed over the indexer's heads: a score for each pair of tokens.
 
-    The product repeats the keys of several rows for every query. What the indexer's locals keep goes into ``held``.
-    """
+    The product repeats the keys of several rows for every query. What the indexer's locals keep goes into ``held``."""
     tape, wide = p.tape, ops.FP32
     to_q, to_k, to_weights = spec.linears
     low = tape.autocast or wide

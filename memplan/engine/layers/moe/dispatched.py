@@ -4,8 +4,7 @@ torchtitan 0.2.2 models/moe/moe.py (MoE.forward, _run_experts_grouped_mm), model
 distributed/expert_parallel.py (ExpertParallel, ExpertTensorParallel, ReordererSequenceParallel). Each rank's experts
 receive the mean. Ranks that share products send a part of the tokens each where they hold whole experts, and all of
 them otherwise; the rows of all tokens are there again for the sum. Letters, per token: k experts of a token, h hidden,
-F an expert's width; N rows of tokens, k of each token.
-"""
+F an expert's width; N rows of tokens, k of each token."""
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops, routing_ops

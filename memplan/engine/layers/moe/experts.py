@@ -2,8 +2,7 @@
 Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3, GLM-4-MoE, Ernie 4.5, GPT-OSS, Llama 4 and their kin.
 
 ``grouped_mm_experts_forward`` (transformers 5.23, integrations/moe.py): the default, whatever the dtype. torch's
-``grouped_mm`` runs fp32 and fp16 matmuls one expert at a time, into an output of the same size.
-"""
+``grouped_mm`` runs fp32 and fp16 matmuls one expert at a time, into an output of the same size."""
 
 from collections.abc import Callable
 

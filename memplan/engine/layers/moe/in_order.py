@@ -2,8 +2,7 @@
 
 PrimeIntellect-ai/prime-rl@559b447 trainer/models/layers/moe.py (MoE.forward, _run_experts_grouped_mm), and
 lora/multi_moe.py (MultiLoRAGroupedExperts): adapters are products beside each projection, not added to its weight. The
-scores multiply in fp32 what comes back. Letters, per token: k experts of a token, h hidden, F an expert's width.
-"""
+scores multiply in fp32 what comes back. Letters, per token: k experts of a token, h hidden, F an expert's width."""
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops, routing_ops

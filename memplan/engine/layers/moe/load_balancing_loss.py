@@ -2,8 +2,7 @@
 
 ``load_balancing_loss_func`` (transformers 5.23, models/mixtral/modeling_mixtral.py, the same in every class that has
 one): layer by layer a softmax of the recorded logits, the chosen experts counted, probabilities summed in fp32. Its
-sums of one number for each expert are not counted. Letters, per token: E experts, k experts of a token.
-"""
+sums of one number for each expert are not counted. Letters, per token: E experts, k experts of a token."""
 
 from functools import lru_cache
 

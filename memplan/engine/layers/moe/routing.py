@@ -2,8 +2,7 @@
 By softmax (Mixtral, Qwen3-MoE, OLMoE), sigmoid and groups (DeepSeek-V3, GLM-4-MoE), or of the chosen alone (GPT-OSS).
 
 Variables live as long as in ``modeling_<type>.py`` (transformers 5.23): groups and masks until the router returns, the
-logits until the block does.
-"""
+logits until the block does."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -201,8 +200,7 @@ def sparse_mixer(p: Pass, spec: Experts, x: Tensor) -> Choice:
 def _drawn(p: Pass, spec: Experts, logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The expert drawn, its weight, and what the router's locals hold of it until the end.
 
-    ``PhimoeMultiplier`` saves the weight before, the index, the softmax and a mask.
-    """
+    ``PhimoeMultiplier`` saves the weight before, the index, the softmax and a mask."""
     tape, every, one, size = p.tape, p.dim("E", spec.count), p.dim("1", 1), logits.itemsize
     wide = ops.FP32 if tape.autocast else size
     threshold = [tape.new(every, size, "router thresholds"), tape.new(every, 1, "expert masks")]

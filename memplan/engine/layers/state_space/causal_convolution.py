@@ -39,8 +39,7 @@ def causal_convolution(
     """``F.conv1d`` with padding on both sides, the end cut off, an activation of what is left.
 
     What is cut off stays: its storage is that of the view. The weight is in the dtype of its module, to which the input
-    is cast, and cast back from; autocast casts both again.
-    """
+    is cast, and cast back from; autocast casts both again."""
     tape, before, width = p.tape, x.itemsize, x.dim.elements // p.tokens
     weight, bias = bare(p, mixer, name), bare(p, mixer, name + ".bias")
     assert weight is not None

@@ -4,8 +4,7 @@ mamba-ssm 2.3.2 (``MambaInnerFn``, ``SelectiveScanFn``, ``MambaSplitConv1dScanCo
 (``ChunkGatedDeltaRuleFunction``), and of transformers' own RWKV.
 
 What a function saves is exact; what it allocates on the way follows its Python code, without the splits that it makes
-by the number of multiprocessors and what a kernel keeps to itself. Symbols as in the programs of PyTorch's code.
-"""
+by the number of multiprocessors and what a kernel keeps to itself. Symbols as in the programs of PyTorch's code."""
 
 from collections.abc import Sequence
 

@@ -2,8 +2,7 @@
 
 Each chunk puts its output into one tensor and hands a state on. On the way back, the gradient of each operand's chunk
 is put into zeros of the whole operand's size, and added. A long loop is not played chunk by chunk: those in the middle
-are one step that keeps what so many chunks keep, since the peak is where the last chunks run back.
-"""
+are one step that keeps what so many chunks keep, since the peak is where the last chunks run back."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -36,8 +35,7 @@ class Chunks(NamedTuple):
 def run_chunks(tape: Tape, chunks: Chunks, start: list[Tensor], out: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The last state, the output, and what the loop's variables hold at its end.
 
-    Takes the first state out of the list, so that nobody else holds it.
-    """
+    Takes the first state out of the list, so that nobody else holds it."""
     state = start.pop()
     middle, kept = max(chunks.chunks - FIRST - LAST, 0), 0
     held: list[Tensor] = []
@@ -111,8 +109,7 @@ def skip(
 ) -> tuple[list[Tensor], Tensor]:
     """``count`` turns of a loop as one step: what they keep, and no gradients beyond those of the last ones.
 
-    The gradient of ``out`` is handed on, where it was there before.
-    """
+    The gradient of ``out`` is handed on, where it was there before."""
     following = [tape.new(state.dim, max(state.itemsize, ops.FP32), "states") for state in states]
     others = kept * count - sum(state.storage.size for state in following if state.storage)
     saved = [tape.new(Dim("L·v", max(others // ops.FP32, 1)), ops.FP32, LABEL), *states]

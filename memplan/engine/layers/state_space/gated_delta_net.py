@@ -2,8 +2,7 @@
 in Qwen3-Next and Qwen3.5, and the gated attention beside them.
 
 Everything within the rule is in fp32. Symbols: K keys of all heads, V values of all heads, H value heads, L the length
-rounded up to chunks of c.
-"""
+rounded up to chunks of c."""
 
 from typing import NamedTuple
 
@@ -103,8 +102,7 @@ def log_decay(p: Pass, mixer: GatedDelta, a: Tensor) -> Tensor:
 def delta_rule(p: Pass, mixer: GatedDelta, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     """``torch_chunk_gated_delta_rule``; what is a local there is one here.
 
-    In fp32, nothing brings heads before positions but products, which copy then; padding does too.
-    """
+    In fp32, nothing brings heads before positions but products, which copy then; padding does too."""
     tape, before, heads, chunk = p.tape, q.itemsize, mixer.value_heads, mixer.chunk
     blocks = -(-p.length // chunk)
     tokens = p.rows * blocks * chunk

@@ -1,8 +1,7 @@
 """Mamba as a program on the tape: the PyTorch code of transformers 5.23 (``mamba_selective_scan``), one position after
 the other, which Jamba and Falcon Mamba share.
 
-Symbols: D channels, N numbers of state for each, R the width of which steps are made.
-"""
+Symbols: D channels, N numbers of state for each, R the width of which steps are made."""
 
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import add_bias
@@ -134,8 +133,7 @@ def run_positions(
     """``state = decays[i] * state + inputs[i]`` and ``state @ C[i]`` for each position, the outputs stacked; with
     what the scan still names, the last state and the list of outputs.
 
-    A long loop is not played position by position: those in the middle are one step (``delta_loop``).
-    """
+    A long loop is not played position by position: those in the middle are one step (``delta_loop``)."""
     tape, length, state = p.tape, p.length, start.pop()
     middle, kept = max(length - FIRST - LAST, 0), 0
     outputs: list[Tensor] = []

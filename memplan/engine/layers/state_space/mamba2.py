@@ -2,8 +2,7 @@
 4, Falcon-H1 and Nemotron-H share.
 
 Everything within the scan is in fp32. Symbols: D channels, N the state of a head, G groups, H heads, c the length of a
-chunk.
-"""
+chunk."""
 
 from memplan.engine.layers.attention.softmax import attention
 from memplan.engine.layers.modules import Pass, project
@@ -73,8 +72,7 @@ def chunk_scan(
 ) -> Tensor:
     """``mamba2_chunk_scan``; what is a local there is one here.
 
-    Channels lie before positions in memory, as the convolution leaves them; B and C, copied for each head, after.
-    """
+    Channels lie before positions in memory, as the convolution leaves them; B and C, copied for each head, after."""
     tape, heads, state, chunk = p.tape, mixer.heads, mixer.state, mixer.chunk
     chunks = -(-p.length // chunk)
     tokens, blocks = p.rows * chunks * chunk, p.rows * chunks

@@ -2,8 +2,7 @@
 
 Within a block, scores of every pair times fixed decays; across blocks, a state of keys and values. The decays are
 buffers of the weights' dtype, so that autocast widens what they are multiplied with. Symbols: q = heads × head_dim,
-c the length of a block.
-"""
+c the length of a block."""
 
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.state_space.causal_convolution import without_padding
@@ -44,8 +43,7 @@ def run_blocks(p: Pass, mixer: Lightning, parts: list[Tensor], held: dict[str, T
     """The output of each block and the last state; ``held`` takes what the loop's names hold.
 
     A long loop is not played block by block: those in the middle are one step, since the peak is where the last blocks
-    run back.
-    """
+    run back."""
     tape, size = p.tape, parts[0].itemsize
     blocks = -(-p.length // mixer.block)
     state = tape.new(Dim("H·d²", p.rows * mixer.heads * mixer.head_dim**2), size, STATES)

@@ -1,8 +1,7 @@
 """The gated linear recurrence of RecurrentGemma (RG-LRU) as a program on the tape: one position after the other, as
 transformers 5.23 writes it (``RecurrentGemmaRglru``).
 
-W: its channels. The state is in fp32; each step puts its output into one tensor.
-"""
+W: its channels. The state is in fp32; each step puts its output into one tensor."""
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.modules import Pass, project
@@ -90,8 +89,7 @@ def run_positions(p: Pass, decays: Tensor, inputs: Tensor, start: list[Tensor], 
     """``state = decays[t] * state + inputs[t]; out[t] = state`` for each position.
 
     A long loop is not played position by position: those in the middle are one step (``delta_loop``). The start is
-    taken out of its list, so that nobody else holds it. The last state stays an attribute of the module.
-    """
+    taken out of its list, so that nobody else holds it. The last state stays an attribute of the module."""
     tape, length, state = p.tape, p.length, start.pop()
     middle, kept = max(length - FIRST - LAST, 0), 0
     for i in range(length - middle):

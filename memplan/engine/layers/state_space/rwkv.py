@@ -1,8 +1,7 @@
 """RWKV 4 as a program on the tape: its block, time mixing and channel mixing, in the PyTorch code of transformers 5.23.
 
 ``rwkv_linear_attention_cpu`` takes one position after the other, with a numerator, a denominator and the greatest
-exponent of each channel in fp32. Symbols: A channels of the average, F the width of the feed-forward.
-"""
+exponent of each channel in fp32. Symbols: A channels of the average, F the width of the feed-forward."""
 
 from collections.abc import Sequence
 

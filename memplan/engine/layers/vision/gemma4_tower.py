@@ -1,8 +1,7 @@
 """Gemma 4's vision tower as programs on the tape (transformers 5.23, ``modeling_gemma4.py``: Gemma4VisionModel).
 
 An image is a row of as many patches as there may be, with their positions; those that it has not are masked. Blocks
-have a norm before and after each branch; patches are averaged by position into tokens.
-"""
+have a norm before and after each branch; patches are averaged by position into tokens."""
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.modules import Pass, norm, project

@@ -2,8 +2,7 @@
 
 Tiles of an image stand in one sequence, padded to multiples of eight, under a mask that all blocks share. Outputs of
 some local blocks leave the tower beside that of the global ones; the forward holds those of all until it returns. Its
-blocks are never checkpointed. Layers of the language model read what the projector gives.
-"""
+blocks are never checkpointed. Layers of the language model read what the projector gives."""
 
 from functools import lru_cache, partial
 from typing import NamedTuple

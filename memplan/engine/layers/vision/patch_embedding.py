@@ -20,8 +20,7 @@ HOOKED = ("clip", "siglip", "internvit", "qwen2_vl", "qwen2_5_vl", "pixtral")
 def embed_patches(p: Pass, tower: Tower, pixels: Tensor, patches: int, images: int, leaf: bool = False) -> Tensor:
     """Pixels in the weights' dtype, the convolution over patches, class token, positions, a norm before the blocks.
 
-    ``leaf``: the convolution's output is made to need a gradient, and is kept until that has come.
-    """
+    ``leaf``: the convolution's output is made to need a gradient, and is kept until that has come."""
     tape, part = p.tape, tower.embedding
     bare = {each.name: each for each in part.tensors}
     out = Dim("patches·h", p.rows * patches * tower.width)

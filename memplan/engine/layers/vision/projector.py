@@ -129,8 +129,7 @@ def merged(j: Joint, x: Tensor) -> Tensor:
 def scatter(tape: Tape, embedded: Tensor, features: Sequence[Tensor]) -> Tensor:
     """``inputs_embeds.masked_scatter(mask, image_features)``: its gradients are a masked copy, and the selected rows.
 
-    Tokens for later layers stand beside the first; the gradients of all wait for the tower's backward.
-    """
+    Tokens for later layers stand beside the first; the gradients of all wait for the tower's backward."""
     inputs = (embedded, *features)
     dims = [(each.dim, each.itemsize, each.needs_grad) for each in inputs]
 

@@ -1,8 +1,7 @@
 """The tower of a pass, traced piece by piece: patch embedding, blocks, projector and scatter; its peaks and what stays.
 
 Equal blocks are traced once (``traces.trace_layer``). The tower runs before the language model's layers, and its
-backward after theirs, while the gradient of the embedded sequence waits.
-"""
+backward after theirs, while the gradient of the embedded sequence waits."""
 
 from functools import lru_cache, partial
 from typing import NamedTuple

@@ -4,8 +4,7 @@ gathers it ahead (``forward_prefetch``).
 PEFT's policy wraps each trained linear by itself, the copies that ``modules_to_save`` makes too. What forward gathers
 ahead has its views before the layer runs that stands before it, so that autograd, which runs the latest node first,
 puts the flat gradient together when that layer has run back: until then gradients and gathered weights wait (torch 2.13
-distributed/fsdp/_runtime_utils.py: ``_pre_forward_unshard``; csrc/autograd/engine.cpp: ``CompareNodeTaskTime``).
-"""
+distributed/fsdp/_runtime_utils.py: ``_pre_forward_unshard``; csrc/autograd/engine.cpp: ``CompareNodeTaskTime``)."""
 
 from itertools import accumulate
 from operator import add
@@ -67,8 +66,7 @@ def waits_for_layer_before(recipe: Recipe) -> bool:
 
 
 def enter_layer_above(ledger: Ledger, recipe: Recipe, own: Frame, traced: TracedPass, i: int) -> None:
-    """The layer above is whole, and its gradients wait, while a layer runs back; the first one's wait for the
-    embedding's."""
+    """The layer above is whole, its gradients wait, while one runs back; the first one's wait for the embedding's."""
     if not waits_for_layer_before(recipe):
         return
     at = [*(instant for instant, _ in traced.layer_instants(i)), traced.end_of(i)]

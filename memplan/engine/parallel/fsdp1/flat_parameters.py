@@ -3,8 +3,7 @@
 A flat parameter needs a gradient as soon as one of its weights does, and modules use views of it: they save, and
 autograd makes gradients, as if all of it were trained (torch 2.13 distributed/fsdp/_flat_param.py:
 _validate_tensors_to_flatten, _use_unsharded_views). The optimizer steps on the trained ones, of which a rank holds what
-its part of the flat parameter covers (_get_shard_metadata): one rank more than another.
-"""
+its part of the flat parameter covers (_get_shard_metadata): one rank more than another."""
 
 from functools import lru_cache
 from itertools import accumulate

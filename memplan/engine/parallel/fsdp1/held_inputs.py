@@ -24,8 +24,7 @@ def enter_held_inputs(
 
     The hook that reshards a frozen unit hangs on its inputs (register_multi_grad_hook), and its closure holds their
     AccumulateGrad nodes: where the input is a checkpoint's own leaf, the leaf and its ``.grad`` with it, until the end
-    of backward. ``inside`` the layer's backward: what comes in is such a ``.grad``.
-    """
+    of backward. ``inside`` the layer's backward: what comes in is such a ``.grad``."""
     if (
         recipe.adapter is None
         or not recipe.checkpointing.layers

@@ -9,8 +9,7 @@ torch 2.13 distributed/fsdp/_flat_param.py and _runtime_utils.py, in the program
 * backward: the unit in use, and the one before it where it is prefetched (BACKWARD_PRE: from the start of the backward;
   BACKWARD_POST: from the reduction);
 * modules use views of the flat parameter, so that autograd puts the flat gradient together from all of theirs when
-  the last has come: both are there for a moment; then it is cast for the reduction, padded, and scattered.
-"""
+  the last has come: both are there for a moment; then it is cast for the reduction, padded, and scattered."""
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.ledger import Ledger

@@ -24,8 +24,7 @@ class Unit(NamedTuple):
     """The all-gather's input in backward: the rank's part in the gathered dtype, where it is stored in another; before
     that, its copy from the host. After resharding to a number, a copy of the part that is there."""
     replicated: int = 0
-    """Output of the reduce-scatter under hybrid sharding: what is held, where it is added to gradients that are there
-    already."""
+    """Output of the reduce-scatter under hybrid sharding: what is held, where it is added to gradients."""
     waiting: int = 0
     """Whole gradients that no backward has reduced yet, in the reduction's dtype, without its padding."""
     parting: int = 0

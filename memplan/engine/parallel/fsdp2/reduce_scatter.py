@@ -77,8 +77,7 @@ def enter_root_reduction(ledger: Ledger, recipe: Recipe, own: Frame, instant: st
 
     Gradients that have waited are added to first, and the new ones freed. Units are reduced one after another: an
     embedding that is one after the root, gathered until then. Of micro-steps that reduce nothing but in the last, what
-    this takes beyond what the layers' reductions have freed.
-    """
+    this takes beyond what the layers' reductions have freed."""
     if own.opens or not own.root.reduced:
         unit = max(own.root, own.tail if own.opens else own.first, key=lambda unit: unit.reduced)
         size, beyond, whole = *_reduced_alone(recipe, unit, late), 0

@@ -8,8 +8,7 @@ torch 2.13 distributed/fsdp/_fully_shard, in the program's order, which is that 
 * backward: the layer in use, the one before it gathered ahead, and the input of the reduction of the one after;
 * a layer's reduction has its whole gradients beside it; then the layer below is gathered, and the input waits;
 * the root is reduced last, when its own weights are gone. The tail that accelerate wraps, final norm and head, is
-  gathered like a layer and stays to its own reduction; with tied weights it begins and ends like a root.
-"""
+  gathered like a layer and stays to its own reduction; with tied weights it begins and ends like a root."""
 
 from collections.abc import Iterator
 
@@ -176,8 +175,7 @@ def _enter_whole_gradients(ledger: Ledger, recipe: Recipe, own: Frame, backwards
     """Gradients that wait whole, in the reduction's dtype, and the shards that are left of them.
 
     Between micro-steps all of them wait (``accumulated gradients``); between the halves of pairs those of the chosen
-    half, a layer after another as its backward goes, until the rejected half's reduces them.
-    """
+    half, a layer after another as its backward goes, until the rejected half's reduces them."""
     total = sum(unit.shard for unit in (*own.layers, *own.ends, own.blocks))
     if recipe.accumulates:
         step = ledger.schedule[-1]

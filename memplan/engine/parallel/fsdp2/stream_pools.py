@@ -3,8 +3,7 @@
 The allocator gives a freed block only to the stream that it came from. FSDP2 makes the outputs of all-gathers and of
 reduce-scatters on streams of their own (torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py:
 all_gather_copy_in, foreach_reduce): what the largest of them took stays reserved when it is freed, and the compute
-stream's peak stands beside it.
-"""
+stream's peak stands beside it."""
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp2.frame import Frame

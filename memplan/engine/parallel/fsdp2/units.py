@@ -1,7 +1,6 @@
 """The units that FSDP2 gathers and reduces: a decoder layer each, and the root around them; sizes of one in bytes.
 
-Sizes are padded: each tensor is split along its first dimension (torch 2.13 _fully_shard/_fsdp_param.py).
-"""
+Sizes are padded: each tensor is split along its first dimension (torch 2.13 _fully_shard/_fsdp_param.py)."""
 
 from collections.abc import Callable
 from operator import add

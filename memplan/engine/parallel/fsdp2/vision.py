@@ -2,8 +2,7 @@
 model's layers, and reduced one after another behind them.
 
 The rules are those of layers (``fsdp2.py``). What is gathered ahead of a backward is the unit before it in the order of
-forward, whether or not that has a backward.
-"""
+forward, whether or not that has a backward."""
 
 from memplan.engine.layers.vision.tower_ends import TowerPlan
 from memplan.engine.layers.vision.tower_trace import Stretch, stretch_of
@@ -55,8 +54,7 @@ def backward_peak(own: Frame, units: TowerUnits, stretch: Stretch, reduces: bool
     The input of the reduction above is there in a block; at its end its own beside its gradients, or the output, or the
     copy-out below. Gradients of what is no unit wait whole for the root's reduction.
 
-    ``adds``: shards are added to those of micro-steps before.
-    """
+    ``adds``: shards are added to those of micro-steps before."""
     plan, block, kept = stretch.plan, units.block, own.kept(units.block)
     used, above = plan.tower.used_blocks, units.projector.reduced or own.layers[0].reduced
     idle = block.gathered * own.reshards * (used < len(stretch.layers))  # gathered ahead, and never run back

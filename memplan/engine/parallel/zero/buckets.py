@@ -2,8 +2,7 @@
 together for every stage.
 
 deepspeed 0.19 runtime/zero/stage_1_and_2.py (``process_gradients``, ``reduce_ipg_grads``, ``average_tensor``),
-runtime/engine.py (``allreduce_no_retain``), runtime/bf16_optimizer.py. Run on CPU: tests/with_torch/test_deepspeed.py.
-"""
+runtime/engine.py , runtime/bf16_optimizer.py. Run: tests/with_torch/test_deepspeed.py."""
 
 from collections.abc import Iterable, Sequence
 
@@ -51,8 +50,7 @@ def enter_buffers_of_zero(
 def _enter_bucket(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str, end: str, takes: bool) -> None:
     """The IPG bucket: whole, however little it is filled; without contiguous gradients, the gradients themselves.
 
-    Stage 1 frees it where micro-steps end in a reduction alone: so it is there in the forward of later ones too.
-    """
+    Stage 1 frees it where micro-steps end in a reduction alone: so it is there in the forward of later ones too."""
     zero, e = recipe.sharding.deepspeed, weight_itemsize(recipe, groups[0])
     if not zero.contiguous_gradients:
         if takes:
@@ -87,9 +85,7 @@ def _enter_bucket(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str
 def _enter_owned(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str, end: str, takes: bool) -> None:
     """What a rank keeps of the gradients: parameters that touch its part, in the model's dtype, each whole.
 
-    Stage 2 adds those of later micro-steps to the first's: both are there in backward. grad_accum_dtype changes
-    nothing there.
-    """
+    Stage 2 adds later micro-steps' to the first's: both are there in backward, whatever grad_accum_dtype."""
     zero, e = recipe.sharding.deepspeed, weight_itemsize(recipe, groups[0])
     if zero.optimizer:
         weights = [weight for group in groups for weight in group.weights]
@@ -121,8 +117,7 @@ def _enter_copies(ledger: Ledger, recipe: Recipe, groups: list[Group], born: str
     """Copies that a reduction makes of a full bucket.
 
     Parts of one rank alone are reduced where they are; those of several are flattened into a copy. Another
-    communication dtype is one more copy. Where all is reduced at the end, whole gradients make room for them.
-    """
+    communication dtype is one more copy. Where all is reduced at the end, whole gradients make room for them."""
     zero, e = recipe.sharding.deepspeed, weight_itemsize(recipe, groups[0])
     trained = sum(group.elements for group in groups)
     bucket = min(zero.reduce_bucket_size, trained)
@@ -185,8 +180,7 @@ Stage = tuple[TracedPass, str]
 
 
 def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str, first: str) -> None:
-    """The rows of the reductions in backward, from the pass ``first`` to ``name``, of the engine that holds
-    ``weights``."""
+    """Rows of the reductions in backward, from the pass ``first`` to ``name``, of the engine with ``weights``."""
     born, end = first_gradient(ledger, weights, first), f"{name}.reduce"
     end = end if end in ledger.index else f"{name}.embedding-backward"
     if recipe.zero_stage == 3:

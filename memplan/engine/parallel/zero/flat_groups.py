@@ -2,8 +2,7 @@
 
 Stages 1 and 2 and BF16_Optimizer flatten each group, padded to a multiple of 2·N elements (``stage_1_and_2.py``:
 nccl_start_alignment_factor); stage 3 divides each parameter by itself, padded to a multiple of N
-(``partition_parameters.py``: ``_aligned_size``). N ranks share.
-"""
+(``partition_parameters.py``: ``_aligned_size``). N ranks share."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -35,8 +34,7 @@ def decays(weight: Weight) -> bool:
 
 
 def groups_of(recipe: Recipe, weights: Iterable[Weight], ranks: int = 0) -> list[Group]:
-    """The groups of the trained among ``weights``; those with nothing in them are dropped. ``ranks``: N, where not the
-    recipe's."""
+    """The groups of the trained among ``weights``, empty ones dropped. ``ranks``: N, where not the recipe's."""
     trained = tuple(weight for weight in weights if weight.trained)
     if recipe.sharding.deepspeed.groups == 1:
         split = [trained]
@@ -56,8 +54,7 @@ def _group(weights: tuple[Weight, ...], ranks: int) -> Group:
 def sizes_in_order(weights: tuple[Weight, ...]) -> tuple[int, ...]:
     """Elements of each tensor as a model registers them: embedding, layer after layer, what follows them.
 
-    Tensors of equal layers stand beside each other in ``weights``; a layer's are interleaved here.
-    """
+    Tensors of equal layers stand beside each other in ``weights``; a layer's are interleaved here."""
     sizes: list[int] = []
     run: list[Weight] = []
 
@@ -79,8 +76,7 @@ def owned(group: Group, pinned_itemsize: int = 0) -> int:
     """Elements of the parameters that touch the fullest rank's part, each whole; or the page-locked bytes of a buffer
     for each of them.
 
-    A parameter that a boundary cuts counts for both ranks (``get_partition_info``, ``copy_grads_in_partition``).
-    """
+    A parameter that a boundary cuts counts for both ranks (``get_partition_info``, ``copy_grads_in_partition``)."""
     held: dict[int, int] = {}
     start = most = 0
     for elements in sizes_in_order(group.weights):

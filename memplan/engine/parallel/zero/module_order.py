@@ -28,8 +28,7 @@ def forward_of(
 
     Linears, norms and adapters are modules of their own; stacked experts are one. PEFT's wrapper around a linear and
     the dropout of its adapter run before each. Norms stand after the linears of their layer here, and other modules
-    without parameters before them, which moves little.
-    """
+    without parameters before them, which moves little."""
     outer = model_weights(spec, adapter is None, adapter)
     taken = 0
     stretches = []
@@ -96,8 +95,7 @@ def largest_module(spec: ModelSpec, adapter: Adapter | None, base: Quantised | N
 
 
 def backward_of(stretches: Sequence[Stretch], recomputed: bool) -> Iterator[Stretch]:
-    """The stretches of a backward: in reverse, layers that are recomputed forward once more, but for the layer's own
-    call."""
+    """The stretches of a backward: in reverse, recomputed layers forward once more, but for the layer's own call."""
     for stretch in reversed(stretches):
         layer = stretch.name.startswith("layer")
         own = stretch.modules[len(CALLERS) :] if layer else tuple(each for each in stretch.modules if each.parameters)

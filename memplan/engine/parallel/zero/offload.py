@@ -2,8 +2,7 @@
 
 deepspeed 0.19: runtime/zero/stage_1_and_2.py, stage3.py, partition_parameters.py, runtime/swap_tensor. Page-locked
 memory comes from ``accelerator.pin_memory``, which is ``Tensor.pin_memory``: torch rounds each block up to a power of
-two; with ``DS_PIN_MEMORY_BACKEND=native`` it does not, which is the low end of the band.
-"""
+two; with ``DS_PIN_MEMORY_BACKEND=native`` it does not, which is the low end of the band."""
 
 from collections.abc import Iterable, Sequence
 

@@ -4,8 +4,7 @@ A module's parameters are gathered when it runs; while it runs, the next ones of
 the prefetch bucket; after it, those that are used again within ``max_reuse_distance`` elements stay. Several
 parameters in one call are gathered into a flat buffer and copied out, and the buffer lives until the last of them is
 used (deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py: fetch_sub_module, __params_to_release;
-partition_parameters.py: AllGatherCoalescedHandle, _all_gather_sequential).
-"""
+partition_parameters.py: AllGatherCoalescedHandle, _all_gather_sequential)."""
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache

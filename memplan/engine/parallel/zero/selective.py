@@ -2,8 +2,7 @@
 
 deepspeed 0.19 runtime/zenflow/zenflow_stage_1_and_2.py, zenflow_utils.py; ops/adam/zenflow_torch_adam.py. Each rank
 steps on the selected columns of the whole model, in the weights' own dtype. Read and not measured: what comes and goes
-has a low figure of nothing.
-"""
+has a low figure of nothing."""
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.ledger import Ledger

@@ -1,7 +1,6 @@
 """ZeRO-3's own rows: the reduction bucket and its copy, gradient partitions, whole weights while they are used.
 
-deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py.
-"""
+deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,7 @@
 """Model states under DeepSpeed: weights in flat buffers or partitions, master weights, optimizer states.
 
 deepspeed 0.19: runtime/fp16/fused_optimizer.py, unfused_optimizer.py, runtime/bf16_optimizer.py,
-runtime/zero/stage_1_and_2.py, stage3.py.
-"""
+runtime/zero/stage_1_and_2.py, stage3.py."""
 
 from collections.abc import Sequence
 
@@ -37,8 +36,7 @@ def weight_itemsize(recipe: Recipe, group: Group) -> int:
 def master_itemsize(recipe: Recipe, itemsize: int) -> int:
     """Bytes of an element of the fp32 copy that is stepped on; 0 where the weights themselves are.
 
-    Stage 3 steps on fp32 weights themselves, unless the optimizer is on the host; stages 1 and 2 always copy.
-    """
+    Stage 3 steps on fp32 weights themselves, unless the optimizer is on the host; stages 1 and 2 always copy."""
     wrapper = recipe.sharding.deepspeed.wrapper
     if wrapper == "plain" or (wrapper == "zero3" and itemsize == FP32 and not recipe.sharding.deepspeed.optimizer):
         return 0

@@ -1,8 +1,7 @@
 """What DeepSpeed's step holds beside states and the gradients that it begins with.
 
 deepspeed 0.19: ``step`` of runtime/zero/stage_1_and_2.py, stage3.py, runtime/bf16_optimizer.py,
-runtime/fp16/fused_optimizer.py, unfused_optimizer.py. Norms are taken in fp64 of one tensor at a time.
-"""
+runtime/fp16/fused_optimizer.py, unfused_optimizer.py. Norms are taken in fp64 of one tensor at a time."""
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.model_states import loop_bytes, step_temporaries
@@ -61,8 +60,7 @@ def own_bytes(recipe: Recipe, elements: int) -> int:
 def _partitioned(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
     """Stages 1 and 2, group by group: the rank's gradients are flattened, cast to fp32, stepped on.
 
-    All half-precision gradients are pieces of one buffer, which ends when the last group has been cast.
-    """
+    All half-precision gradients are pieces of one buffer, which ends when the last group has been cast."""
     if recipe.sharding.deepspeed.optimizer:
         return {"": 0}
     e = weight_itemsize(recipe, groups[0])

@@ -2,8 +2,7 @@
 on sub-groups of the rank's parts.
 
 deepspeed 0.19 runtime/zero/stage3.py: ``__add_grad_to_ipg_bucket``, ``__reduce_and_partition_ipg_grads``,
-``partition_grads``, ``step``; runtime/comm/coalesced_collectives.py: ``reduce_scatter_coalesced``.
-"""
+``partition_grads``, ``step``; runtime/comm/coalesced_collectives.py: ``reduce_scatter_coalesced``."""
 
 from collections import deque
 

@@ -1,8 +1,7 @@
 """DeepSpeed's engine, put into a play: it follows the notes that hooks have left (``hooks.py``).
 
 The played events are copied from one note to the next; what the engine allocates and frees meanwhile comes in between,
-on a tape that goes on numbering where the play ended.
-"""
+on a tape that goes on numbering where the play ended."""
 
 from bisect import bisect_left
 

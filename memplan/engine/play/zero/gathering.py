@@ -2,8 +2,7 @@
 
 deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``, ``release_sub_module``),
 partition_parameters.py (``_all_gather_dtype``, ``AllGatherCoalescedHandle.wait``, ``free_param``). What it chooses is
-``parallel/zero/prefetch.py``'s.
-"""
+``parallel/zero/prefetch.py``'s."""
 
 from memplan.engine.parallel.zero.prefetch import Call, Coordinator, Limits
 from memplan.engine.play.zero.engine import Engine

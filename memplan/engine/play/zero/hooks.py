@@ -2,8 +2,7 @@
 
 A reduction bucket is full after so many elements, wherever in a layer that is, and a coordinator looks ahead over
 layers: neither repeats itself as layers do. So the hooks leave notes in the stream of events, which say of which layer
-they are once all layers are written (``unfolding.py``), and ``engine.py`` puts in between what DeepSpeed allocates.
-"""
+they are once all layers are written (``unfolding.py``), and ``engine.py`` puts in between what DeepSpeed allocates."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 deepspeed 0.19 runtime/zero/stage_1_and_2.py (``__init__``, ``initialize_optimizer_states``). Weights are on the card
 one by one; a group's flat buffer is made beside them, or on the host where there is no room: here they are freed first,
-which leaves the same segments behind.
-"""
+which leaves the same segments behind."""
 
 from memplan.engine.allocator.replay import EMPTY_CACHE
 from memplan.engine.parallel.zero.flat_groups import groups_of, largest

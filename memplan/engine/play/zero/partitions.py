@@ -1,8 +1,7 @@
 """Stages 1 and 2: buckets of gradients, what a rank keeps of them, and the step on its part of each group.
 
 deepspeed 0.19 runtime/zero/stage_1_and_2.py: ``setup_buckets``, ``reduce_independent_p_g_buckets_and_remove_grads``,
-``average_tensor``, ``copy_grads_in_partition``, ``independent_gradient_partition_epilogue``, ``step``.
-"""
+``average_tensor``, ``copy_grads_in_partition``, ``independent_gradient_partition_epilogue``, ``step``."""
 
 from itertools import groupby
 

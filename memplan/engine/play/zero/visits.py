@@ -5,8 +5,7 @@ deepspeed 0.19 runtime/zero/parameter_offload.py (``_register_deepspeed_module``
 without parameters the ones that every decoder of transformers has are here: the model and what is within its head,
 rotary tables, the layer, its mixer and feed-forward, the activation; and PEFT's (0.17 tuners/lora/layer.py: a linear
 with an adapter is called around its base, its dropout, A and B; one that is trained whole has a wrapper too). Other
-dropouts are not.
-"""
+dropouts are not."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
