@@ -523,3 +523,79 @@ def test_the_version_that_is_pinned_is_the_one_whose_defaults_are_said() -> None
     assumed = str(checked("train.py", text).assumed)
     assert "TRL 0.18.1: max_length 1024" in assumed
     assert "TRL 1.16" not in assumed
+
+
+def test_an_option_that_the_script_is_given_is_asked_for() -> None:
+    written("train.py", OF_LORA)
+    found = checked("a.sh", "python train.py --r $1\n")
+    assert found.fits == "unclear"
+    assert "add --lora-r" in found.hint
+
+
+OF_LORA = """\
+import argparse
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+parser = argparse.ArgumentParser()
+parser.add_argument("--r", type=int, default=8)
+parser.add_argument("--saved", default=None)
+said = parser.parse_args()
+lora = LoraConfig(r=said.r, target_modules=["q_proj"], modules_to_save=said.saved)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+SFTTrainer(model, args=SFTConfig("out", max_length=64), peft_config=lora, train_dataset=rows).train()
+"""
+
+
+def test_a_module_that_the_model_does_not_have_is_not_saved_whole() -> None:
+    written("train.py", OF_LORA)
+    bare, named = (checked("a.sh", f"python train.py{more}\n") for more in ("", " --saved wte"))
+    assert (named.fits, named.device_bytes) == ("yes", bare.device_bytes)
+    assert "qwen2 has no wte, which PEFT passes over" in str(named.warnings)
+
+
+def test_a_peft_of_the_projects_own_is_said() -> None:
+    written("train.py", OF_LORA)
+    assert "of the project's own" not in str(checked("a.sh", "python train.py\n").warnings)
+    written("peft/src/peft/__init__.py", "from .lora import LoraConfig\n")
+    assert "a PEFT of the project's own is beside it" in str(checked("a.sh", "python train.py\n").warnings)
+
+
+def test_ppo_with_a_value_head_on_its_model_is_unclear() -> None:
+    text = """from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+model = AutoModelForCausalLMWithValueHead.from_pretrained("Qwen/Qwen2.5-0.5B")
+PPOTrainer(PPOConfig(batch_size=8), model, None, tokenizer)
+"""
+    found = checked("ppo.py", text)
+    assert found.fits == "unclear"
+    assert "whose model has its own value head" in found.text
+
+
+@pytest.mark.parametrize(
+    ("before", "cls", "after", "kernels"),
+    [
+        ("apply_liger_kernel_to_qwen2()", "AutoModelForCausalLM", "", "liger"),
+        ("", "AutoLigerKernelForCausalLM", "", "liger"),
+        ("", "AutoModelForCausalLM", "apply_liger_kernel_to_qwen2()", "none"),
+        ("apply_liger_kernel_to_qwen2(fused_linear_cross_entropy=False)", "AutoModelForCausalLM", "", "none"),
+        ("if len(rows) > 3:\n    apply_liger_kernel_to_qwen2()", "AutoModelForCausalLM", "", "none"),
+        ("apply_liger_kernel_to_llama()", "AutoModelForCausalLM", "", "none"),
+    ],
+)
+def test_kernels_that_are_put_in_before_the_model_is_made(before: str, cls: str, after: str, kernels: str) -> None:
+    text = f"""from liger_kernel.transformers import *
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+{before}
+model = {cls}.from_pretrained("Qwen/Qwen2.5-0.5B")
+{after}
+ids = tokenizer(text, truncation=True, max_length=64)
+Trainer(model=model, args=TrainingArguments("out"), train_dataset=ids).train()
+"""
+    assert checked("train.py", text).job["kernels"] == kernels
+
+
+@pytest.mark.parametrize("name", ["requirements/train.txt", "vllm_requirements.txt"])
+def test_lists_of_packages_by_other_names(name: str) -> None:
+    written(name, "trl==0.18.1\n")
+    text = "from trl import SFTTrainer\nSFTTrainer('Qwen/Qwen2.5-0.5B', train_dataset=rows).train()\n"
+    assert checked("train.py", text).job["trainer_version"] == "0.18.1"

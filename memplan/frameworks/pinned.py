@@ -15,7 +15,7 @@ from memplan.frameworks.sourced import project_of
 from memplan.tables.trainer import version_key
 
 NAMES = ("uv.lock", "poetry.lock", "requirements.txt", "pyproject.toml", "setup.py", "setup.cfg")
-_ALSO = re.compile(r"(requirements[\w.-]*\.txt|environment[\w.-]*\.ya?ml)")
+_ALSO = re.compile(r"([\w.-]*requirements[\w.-]*\.txt|environment[\w.-]*\.ya?ml|requirements/[\w.-]+\.txt)")
 _ASCEND = re.compile(r"(?i)[-_]npu|ascend")
 """Of another device's PyTorch: LLaMA-Factory's extra ``"torch-npu": ["torch==2.1.0", …]``."""
 _INSTALLS = re.compile(r"[\w.-]+\.(?:sh|bash|slurm|sbatch)|Dockerfile|README\.md")
@@ -51,6 +51,8 @@ def pinned(path: str, package: str) -> tuple[str, str]:
 def _of_folder(folder: str) -> dict[str, tuple[str, str]]:
     try:
         here = set(os.listdir(folder))
+        inner = os.path.join(folder, "requirements")
+        here |= {f"requirements/{name}" for name in os.listdir(inner)} if os.path.isdir(inner) else set()
     except OSError:
         return {}
     lists = sorted(name for name in here - set(NAMES) if _ALSO.fullmatch(name) and not _ASCEND.search(name))

@@ -15,7 +15,6 @@ from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR, EMBEDDING, Adapter, Lora
 from memplan.spec.model import ModelSpec
 from memplan.tables.families import (
-    ENDS_ELSEWHERE,
     EXPERT_FAMILIES,
     MAMBA_FAMILIES,
     MIXTRAL_NAMES,
@@ -23,6 +22,7 @@ from memplan.tables.families import (
     OWN_NAMES,
     ROUTER,
     STACKS,
+    elsewhere,
 )
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
@@ -103,9 +103,9 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     if job.lora is None:
         return None
     second = job.reference == "second-adapter"
+    notes.sources["lora"] = notes.sources.get("lora", "default")
+    _check_saved(job.lora, spec, notes)
     if trainer.adapters.on_megatron and not not_in_megatron(job, spec, trainer):
-        notes.sources["lora"] = notes.sources.get("lora", "default")
-        _check_saved(job.lora, spec, notes)
         chosen_names, halves = megatron_targets(job.lora, spec, trainer)
         return Targets(job.lora, frozenset(chosen_names), halves, False, (), job.method, second)
     text = {linear.name for run in spec.runs for linear in run.layer.linears}
@@ -117,8 +117,6 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     text -= routers
     known = text | of_tower(job.lora, spec) - routers
     known |= {spec.head.name, EMBEDDING} if job.lora.targets != ALL_LINEAR else set()
-    notes.sources["lora"] = notes.sources.get("lora", "default")
-    _check_saved(job.lora, spec, notes)
     rewrites = STACKS[spec.family in MIXTRAL_NAMES] if spec.family in EXPERT_FAMILIES else {}  # with experts or not
     everything = ALL_LINEAR in (job.lora.targets, *job.lora.targets)
     if everything and trainer.adapters.lists_linears:
@@ -218,13 +216,13 @@ def _modules(names: set[str], known: set[str], spec: ModelSpec, notes: Notes, ot
             "does not know: its forward fails (all-linear includes it)",
             f"name targets: {', '.join(rest)}",
         )
-    elsewhere = {name for name, families in ENDS_ELSEWHERE.items() if spec.family not in families.split()}
-    foreign = {name for name in names - known if name.rpartition(".")[2] in MODULE_NAMES or name in elsewhere}
+    there = elsewhere(spec.family)
+    foreign = {name for name in names - known if name.rpartition(".")[2] in MODULE_NAMES or name in there}
     foreign = foreign if names & known or others else set()
     if foreign:
         notes.remark(f"lora.targets: {spec.family} has no {', '.join(sorted(foreign))}, which PEFT passes over")
     for name in sorted(names - known - foreign):
-        hint = "the embedding is embed_tokens here, and the head lm_head" if name in ENDS_ELSEWHERE else ""
+        hint = "the embedding is embed_tokens here, and the head lm_head" if name in elsewhere() else ""
         raise InvalidJob(
             f"lora.targets: {spec.family} has no linear module {name!r}", hint or did_you_mean(name, sorted(known))
         )
@@ -235,7 +233,9 @@ def _check_saved(lora: Lora, spec: ModelSpec, notes: Notes) -> None:
     """modules_to_save may name the embedding and the head. Raises InvalidJob for another module."""
     known = ("embed_tokens", spec.head.name)
     for name in lora.modules_to_save:
-        if name not in known:
+        if name in elsewhere(spec.family):
+            notes.remark(f"lora.modules_to_save: {spec.family} has no {name}, which PEFT passes over")
+        elif name not in known:
             raise InvalidJob(f"lora.modules_to_save: {name!r} is not modelled", "modelled: " + " and ".join(known))
     if lora.modules_to_save and spec.head_is_tied:
         notes.assume("modules_to_save: the trained copy is no longer tied (peft 0.21, ensure_weight_tying=False)")

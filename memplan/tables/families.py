@@ -52,6 +52,12 @@ ENDS_ELSEWHERE = {
 }
 """The embedding and the head under another name, and the types that have it: PEFT passes over it elsewhere."""
 
+
+def elsewhere(family: str = "") -> set[str]:
+    """Names of ENDS_ELSEWHERE that a type does not have; all of them where none is named."""
+    return {name for name, families in ENDS_ELSEWHERE.items() if family not in families.split()}
+
+
 _WITHOUT_FLASH = (
     *("bloom", "deberta-v2", "deepseek_v32", "deepseek_v4", "falcon_mamba", "glm_moe_dsa", "llama4", "llama4_text"),
     *("mamba", "mamba2", "mllama", "mpt", "mt5", "rwkv", "t5"),

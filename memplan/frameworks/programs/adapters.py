@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.frameworks.asking import OF_LORA
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs.files import might_be
 from memplan.frameworks.programs.gathered import HINTS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH
 from memplan.frameworks.programs.values import Thing, Unknown, known, plain
@@ -38,6 +39,10 @@ LESS = {
 CONFIGS = ("LoraConfig", "get_peft_model")
 
 
+OF_ITS_OWN = ("peft", "peft/src/peft", "src/peft")
+"""Folders in which a project has a PEFT of its own."""
+
+
 def put_upcast(thing: Thing, trainer: Thing, draft: Draft) -> None:
     """Whether what is not quantised was cast to fp32: by a call, or not; by TRL where it makes the adapters."""
     prepared = thing.values.get("prepared")
@@ -59,6 +64,8 @@ def put_adapters(config: Any, trainer: Thing, thing: Thing | None, gathered: Gat
         thing.places.get("peft_config", thing.place) if thing else trainer.place
     )
     if isinstance(config, Thing) and config.last in CONFIGS:
+        if any(might_be(gathered.path, f"{folder}/__init__.py") for folder in OF_ITS_OWN):
+            draft.remarks.append(f"{config.place}: a PEFT of the project's own is beside it: its adapters are PEFT's")
         _lora(config, gathered, draft, thing is not None and "new_tokens" in thing.values)
     elif isinstance(config, Thing) and config.last == "get_peft_config":
         arguments = config.values.get("*0", config.values.get("model_args"))
@@ -85,7 +92,7 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = Fa
         if key == "target_modules" and (several := _any_of(value)):
             lora["targets"] = several
             draft.remarks.append(f"{where}: target_modules {verb(value)}: all of them that the model has are counted")
-        elif not known(value):
+        elif not known(value) or (isinstance(value, str) and "$" in value):  # --lora_r $1
             _ask_lora(key, value, where, draft)
         elif key in FIELDS:
             lora[FIELDS[key]] = plain(value)
@@ -123,7 +130,7 @@ def _bears(key: str, value: Any) -> bool:
 
 
 def _ask_lora(key: str, value: Any, where: str, draft: Draft) -> None:
-    text = value.text if isinstance(value, Unknown) else "made elsewhere"
+    text = value.text if isinstance(value, Unknown) else value if isinstance(value, str) else "made elsewhere"
     if key in LESS:
         draft.warn(key, where, f"its value is {text}: {LESS[key]}", "")
     else:

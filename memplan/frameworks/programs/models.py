@@ -41,7 +41,7 @@ SAVES = ("save_model", "save_pretrained", "save_pretrained_merged")
 RETURNS_FIRST = (
     "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "get_peft_model", "compile", "DataParallel",
     "DistributedDataParallel", "for_training", "for_inference", "setup_chat_format", "inject_adapter_in_model",
-    "patch_peft_model", "apply_liger_kernel_to_llama", "prepare_model_for_training", "PeftModel",
+    "patch_peft_model", "prepare_model_for_training", "PeftModel",
     "PeftModelForCausalLM",
 )  # fmt: skip
 

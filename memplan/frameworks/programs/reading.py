@@ -8,9 +8,10 @@ from typing import Any
 
 from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers
-from memplan.frameworks.asking import SUCH
+from memplan.frameworks.asking import SUCH, WRITE
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
+from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
 from memplan.frameworks.pinned import pinned
@@ -56,6 +57,9 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     method = TRAINERS[trainer.last]
     if method not in METHODS and method != "transformers":
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
+    given = [each for value in trainer.values.values() for each in things(value)]
+    if method == "ppo" and any(str(each.values["class"]).endswith("WithValueHead") for each in given):
+        raise NotKnown(f"{trainer.place}: TRL's PPO until 0.11, whose model has its own value head, is not read", WRITE)
     gathered, draft.facts["program"] = Gathered(path), path
     arguments: Any = trainer.values.get("args")
     if isinstance(arguments, Thing) and not (arguments.own or SETTINGS.search(arguments.name)):
@@ -88,6 +92,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _beside(gathered, trainer, method, draft)
     draft.finishers["others"] = partial(put_others, trainer, old)
     put_losses(trainer, found, draft)
+    _put_liger(gathered, found, run, draft)
     gathered.ask(draft, method)
     _read(gathered, method, trainer, draft)
     _kept_logits(trainer, found, arguments, draft)
@@ -250,6 +255,23 @@ def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> No
     judge = trainer.values.get("judge")
     if isinstance(judge, Thing) and judge.last == "PairRMJudge":
         gathered.add("judge", "pair_rm", trainer.places["judge"])
+
+
+def _put_liger(gathered: Gathered, models: list[Thing], run: Run, draft: Draft) -> None:
+    """``apply_liger_kernel_to_llama()`` before a Llama is made, with all that it replaces by default, and
+    AutoLigerKernelForCausalLM; of what is replaced in part, or afterwards, nothing: transformers' own hold no less."""
+    made = {each.place: str(each.values["class"]) for each in models}
+    loads = [place for place, cls in made.items() if cls.startswith("AutoLigerKernel")]
+    for each in run.things:
+        before = all(each.place.path == place.path and each.place.line < place.line for place in made)
+        if made and before and each.last.startswith(LIGER) and not (each.depth or each.values):
+            family = family_of({"model": models[0].values.get("model_name_or_path"), **draft.options})
+            loads += [each.place] if each.last == f"{LIGER}{family}" else []
+    if loads:
+        gathered.add("use_liger_kernel", True, loads[0], over=False)
+
+
+LIGER = "apply_liger_kernel_to_"
 
 
 def _named(gathered: Gathered, trainer: Thing, key: str, setting: str) -> None:
