@@ -29,8 +29,13 @@ what of the data is cut."""
 def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
     """What would make the job fit its card, by a search for plans; nothing where it fits, or is not understood."""
     recipe, verdict = report.recipe, report.verdict
-    if recipe is None or recipe.hardware.gpu is None or verdict is None or verdict.fits in ("yes", "unclear"):
+    if recipe is None or recipe.hardware.gpu is None or verdict is None or verdict.fits == "yes":
         return ()
+    if verdict.fits == "unclear":
+        if recipe.provenance.unclear or not verdict.missing_bytes:
+            return ()
+        given = given._replace(unread=())  # what fits from above fits
+        recipe = resolve(given)
     from memplan.planner.remedies import remedies as search
     from memplan.planner.told import fullest
 

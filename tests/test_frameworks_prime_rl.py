@@ -12,6 +12,8 @@ from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import framework_of, read_target
+from memplan.render.text import plain
+from memplan.render.verdict_view import verdict_blocks
 from memplan.resolve import resolve
 from memplan.truth import default_folder
 
@@ -265,3 +267,12 @@ def test_what_a_layer_recomputes_takes_what_it_takes_uncompiled() -> None:
 def test_a_row_is_as_long_as_the_trainer_packs_it_whatever_the_engine_bounds(tmp_path: Path) -> None:
     job = read_toml(tmp_path, f"{RL}max_model_len = 2048\n").job
     assert (job.sequence_length, job.token_budget) == (2048, 4096)
+
+
+@pytest.mark.slow
+def test_what_is_counted_from_above_is_told_what_makes_it_fit(tmp_path: Path) -> None:
+    (tmp_path / "rl.toml").write_text(RL.replace("lr = 3e-6", 'type = "sign_sgd"').replace("-0.6B", "-4B"))
+    found = check_file(str(tmp_path / "rl.toml"), {"gpu": "32GB", "num_gpus": 2})
+    assert (found.fits, bool(found.remedy)) == ("unclear", True), found.text
+    report = estimate(read_target(str(tmp_path / "rl.toml"), {"gpu": "32GB", "num_gpus": 2}))
+    assert "Counted from above it fits with, cheapest first:" in plain([*verdict_blocks(report, 100)], 100)

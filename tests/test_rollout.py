@@ -277,6 +277,16 @@ def test_host_copies_of_sleeping_engines_can_be_too_much_for_a_node() -> None:
     assert two.verdict is not None
     assert (one.verdict.fits, two.verdict.fits) == ("no", "yes")
     assert "memory is short" in words(one)
+    assert "Less there" not in words(one)  # TRL's own level is its version's
+    swift = report(
+        **keys
+        | {
+            "trainer": "swift",
+            "trainer_version": None,
+            "rollout": {"engine": "vllm", "max_model_len": 2048, "sleep": "1"},
+        }
+    )
+    assert "Less there: --set rollout.sleep=2" in words(swift)
 
 
 def test_an_engine_on_cards_of_its_own_takes_nothing_of_the_trainer_s() -> None:

@@ -235,7 +235,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         text = f"{WORDS[verdict.fits]} {cards}: {reason}{f'; {report.lengths.words}' if report.lengths else ''}"
     line, _ = placed(where, path)
     remedy, write = "", tuple[str, ...]()
-    if advise and report.verdict.fits == "no" and not report.unclear:
+    if advise and (not hint if report.unclear else report.verdict.fits == "no"):
         from memplan.frameworks.own_words.words import first_remedy  # which files that fit never load
 
         remedy, write = first_remedy(given, report)

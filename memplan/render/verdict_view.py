@@ -8,6 +8,7 @@ from memplan.render.instants import moment_words
 from memplan.render.rollout_view import apart_words, fullest, stands_apart, verdict_words
 from memplan.report import Moment, Remedy, Report, Verdict
 from memplan.tables.choices import options_of_hint
+from memplan.tables.generation import generation_of
 from memplan.units import format_bytes
 
 ROOMY = 120
@@ -23,6 +24,8 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
         device = format_bytes(report.per_gpu.device_bytes.expected)
         usable = f" of {format_bytes(verdict.usable_bytes)} usable on {verdict.gpu}" if verdict else ""
         yield Prose(f"Without that: {device}{usable}")
+        if verdict is not None and report.remedies:
+            yield from _changes(report, verdict, width)
         return
     if verdict is None:
         return
@@ -58,7 +61,8 @@ def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
         return
     remedies = tuple(report.remedies)
     if any(remedy.fits == "yes" for remedy in remedies):
-        yield Prose("Cheapest changes:" if verdict.fits == "no" else "To keep the margin, cheapest changes:")
+        heads = {"no": "Cheapest changes:", "unclear": "Counted from above it fits with, cheapest first:"}
+        yield Prose(heads.get(verdict.fits, "To keep the margin, cheapest changes:"))
     else:
         count = report.job.get("num_gpus", 1)
         nearest = " Nearest comes:" if remedies else " More GPUs or larger ones may be needed."
@@ -72,9 +76,10 @@ def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
 def _less_on_host(report: Report) -> Iterator[Block]:
     """What of an RL step could be taken from there."""
     of = report.recipe.generator if report.recipe is not None else None
-    if "rollout" not in report.host.phases or of is None:
+    if "rollout" not in report.host.phases or report.recipe is None or of is None:
         return
-    ways = ["--set rollout.sleep=2"] if of.sleep == 1 else []
+    row = generation_of(report.recipe.trainer.name, str(report.job.get("trainer_version") or ""))
+    ways = ["--set rollout.sleep=2"] if of.sleep == 1 and row.levels else []
     ways += ["less of --trainer-offload"] if any(of.away) and not of.away.whole else []
     if ways:
         yield Prose(f"Less there: {', or '.join(ways)}")

@@ -54,6 +54,8 @@ class Generation(NamedTuple):
     """Level where nobody says."""
     asleep: int = 0
     """Level that a job means which says that it sleeps; 0: the level that it says."""
+    levels: bool = False
+    """The level is its user's to say; elsewhere the trainer's own."""
     adapter_sleep: int = 0
     """Level where LoRA is an adapter of the engine's own; 0: as without."""
     adapters: bool = False
@@ -185,6 +187,7 @@ _SWIFT = Generation(
     whole_context=True,
     rows=True,
     asleep=1,
+    levels=True,
     can_offload=True,
     page_locked=(*_LOCKED, ("ddp", _BOTH), ("deepspeed", ("parameters",))),
     source="ms-swift 4.5 rlhf_trainers/args_mixin.py: vllm_gpu_memory_utilization 0.9, sleep_level 0; "
@@ -234,7 +237,7 @@ ROWS = (
     _SWIFT,
     _SWIFT._replace(trainer="megatron-swift", engine="vllm", source="ms-swift 4.5 megatron/trainers/grpo_trainer.py"),
 )  # fmt: skip
-NOTHING = Generation("")
+NOTHING = Generation("", levels=True)
 RAY_STORE, RAY_MOST, RAY_KILLS = 0.3, 200 * 10**9, 0.95
 """ray 2.48 _private/ray_constants.py: DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES;
 the part of a node's memory above which it kills what runs there (common/ray_config_def.h: memory_usage_threshold)."""
