@@ -21,7 +21,8 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 SEVERAL: dict[str, Any] = {"model": LLAMA, "method": "sft", "num_gpus": 2, "sequence_length": 8}
-MEASURED = json.loads((Path(__file__).parent / "data/deepspeed/measured.json").read_text(encoding="utf-8"))["rows"]
+FOUND = json.loads((Path(__file__).parent / "data/deepspeed/measured.json").read_text(encoding="utf-8"))
+MEASURED, EVALUATIONS = FOUND["rows"], FOUND["evaluations"]
 
 
 def recipe_of(**keys: Any) -> Recipe:
@@ -46,6 +47,7 @@ def job_of(row: dict[str, Any]) -> Recipe:
         "precision": "fp32" if "dtype" in job else "auto",
         "deepspeed": {**job["config"], "zero_force_ds_cpu_optimizer": False},
         "freeze": frozen,
+        **({"eval_batch_size": job["evaluate"]} if "evaluate" in job else {}),
         **({"lora": {**job["lora"], "targets": job["lora"]["target_modules"]}} if "lora" in job else {}),
     }
     found = recipe_of(**keys)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deepspeed_rows import LLAMA, MEASURED, job_of, recipe_of
+from deepspeed_rows import EVALUATIONS, LLAMA, MEASURED, job_of, recipe_of
 from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +20,7 @@ from memplan.engine.play.zero.divided import placed
 from memplan.engine.play.zero.engine import notes_of
 from memplan.engine.play.zero.visits import Modules, passes_of, visits_of
 from memplan.engine.tensors import count, model_weights
+from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
@@ -51,7 +52,8 @@ def peaks(events: StepEvents) -> dict[str, int]:
     found: dict[str, int] = {}
     live, part, starts = 0, "", {at: name for at, name in events.marks if "." in name}
     for at, (number, size) in enumerate(events.events):
-        part = starts.get(at, part).rsplit(".", 1)[-1]
+        name = starts.get(at, "")
+        part = "evaluate" if name.startswith("evaluation") else name.rsplit(".", 1)[-1] or part
         tag = events.tags[number]
         live += tag.elements * tag.itemsize * (1 if size > 0 else -1)
         if at >= events.start:
@@ -69,6 +71,28 @@ def test_every_rank_holds_what_the_engine_held(row: dict[str, Any]) -> None:
         if "forward_peak" in found:
             assert peak["forward"] == pytest.approx(found["forward_peak"], rel=NEAR)
         assert peak["optimizer"] == pytest.approx(found["step_peak"], abs=160, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", EVALUATIONS, ids=lambda row: row["name"])
+def test_an_evaluation_holds_what_the_engine_held(row: dict[str, Any]) -> None:
+    """Its engine knows the order of a step, and leaves whole what a backward would need soon."""
+    of = job_of(row)
+    assert peaks(played(of))["evaluate"] == pytest.approx(row["evaluate_peak"], rel=NEAR)
+    assert build_report(of, False).per_gpu.phases["evaluate"] == pytest.approx(row["evaluate_peak"], rel=0.006)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_gradients_of_two_forwards_meet_before_the_engine_has_them(reentrant: bool | None) -> None:
+    """Those of one graph wait whole for the other's, but for a reentrant checkpoint's; and the order that the first
+    forward has recorded ends with it."""
+    again = {} if reentrant is None else {"gradient_checkpointing": True, "gradient_checkpointing_reentrant": reentrant}
+    small = {"reduce_bucket_size": 100_000}
+    of = recipe(method="simpo", pair_pass="two-forward", sharding="zero3", deepspeed=small, **again)
+    whole, found = 2 * count(model_weights(of.model)), peaks(played(of))
+    assert found["backward"] == pytest.approx(build_report(of, False).per_gpu.phases["backward"], rel=0.01)
+    states = max(build_ledger(of, detailed=False).totals()[:1])
+    assert (found["backward"] > states + whole * 0.9) == (not reentrant)
 
 
 PLAYS = json.loads((Path(__file__).parent / "data/deepspeed/played.json").read_text(encoding="utf-8"))

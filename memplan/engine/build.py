@@ -8,10 +8,9 @@ from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_weights
 from memplan.engine.layers.vision.tower_rows import enter_tower_backward, enter_tower_forward
 from memplan.engine.ledger import Ledger
-from memplan.engine.micro_step import instants_of, shares_casts, stages
+from memplan.engine.micro_step import hands_over, instants_of, shares_casts, stages
 from memplan.engine.model_states import enter_states
 from memplan.engine.overhead import enter_overhead
-from memplan.engine.parallel.fsdp2.units import gathers
 from memplan.engine.parallel.sharding import enter_sharding, held, kept_gradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.resident_models import enter_residents, enter_waiting_reference
@@ -50,6 +49,11 @@ class Parts:
     def passes(self) -> tuple[tuple[TracedPass, str], ...]:
         """The passes of one micro-step (see ``stages``)."""
         return tuple(stages(self.recipe))
+
+    @cached_property
+    def step_passes(self) -> tuple[tuple[TracedPass, str], ...]:
+        """Those of the step that an evaluation comes after."""
+        return tuple(stages(self.recipe._replace(evaluating=False))) if self.recipe.evaluating else ()
 
     @cached_property
     def last_backward(self) -> str:
@@ -127,7 +131,7 @@ def _enter_passes(ledger: Ledger, parts: Parts) -> None:
         elif point == "backward":
             waits = recipe.loss.pair_pass == "two-forward" and traced.plan.name == "rejected"
             kept = kept_gradients(recipe, waits)
-            waits = waits and (recipe.accumulates or shares_casts(recipe) or gathers(recipe))
+            waits = waits and (recipe.accumulates or shares_casts(recipe) or hands_over(recipe))
             consumer = "chosen" if waits else ""
             if _apart(recipe) and traced.plan.name == CRITIC:
                 kept = kept._replace(until=CRITIC_STEP)
@@ -159,7 +163,7 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
         if parts.recipe.zero_stage == 3:
             from memplan.engine.parallel.zero.buckets import enter_whole_weights
 
-            enter_whole_weights(ledger, parts.recipe, parts.passes)
+            enter_whole_weights(ledger, parts.recipe, parts.passes, parts.step_passes)
     else:
         enter_sharding(ledger, parts.recipe, _stepped(parts), list(parts.passes))
 

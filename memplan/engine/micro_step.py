@@ -22,7 +22,7 @@ from memplan.engine.parallel.fsdp2.units import (
     kept_part,
     used_adapter,
 )
-from memplan.engine.parallel.sharding import gradient_mode, second_mode
+from memplan.engine.parallel.sharding import gradient_mode, second_mode, takes_gradients
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import TracedPass, traced_pass
 from memplan.engine.resident_models import reference_pass, repeats_keys, teacher_pass
@@ -247,9 +247,10 @@ def _two_forwards(recipe: Recipe, gradients: GradientMode) -> tuple[TracedPass, 
     reentrant layers do not wait: the backward in their checkpoint's leaves them in ``.grad``."""
     plans = policy_plan(recipe, "chosen", recipe.batch.size), policy_plan(recipe, "rejected", recipe.batch.size)
     if recipe.checkpointing.reentrant and not gathers(recipe):
-        plans = plans[0]._replace(nested="add"), plans[1]._replace(nested=gradients)
+        nested: GradientMode = "add" if takes_gradients(recipe) else gradients
+        plans = plans[0]._replace(nested="add"), plans[1]._replace(nested=nested)
     if not shares_casts(recipe):
-        there = recipe.batch.accumulation > 1 or gathers(recipe)
+        there = recipe.batch.accumulation > 1 or hands_over(recipe)
         joins = (
             gathers(recipe) and recipe.sharding.name == "fsdp2" and not (recipe.accumulates and adds_in_place(recipe))
         )
@@ -258,6 +259,11 @@ def _two_forwards(recipe: Recipe, gradients: GradientMode) -> tuple[TracedPass, 
     chosen, rejected = plans
     first, second = chosen.mode._replace(shared_casts="first"), rejected.mode._replace(shared_casts="second")
     return traced_pass(chosen._replace(mode=first, gradients=gradients)), traced_pass(rejected._replace(mode=second))
+
+
+def hands_over(recipe: Recipe) -> bool:
+    """Whether a weight's gradient leaves ``.grad`` as it comes: then that of another graph is added up before."""
+    return gathers(recipe) or takes_gradients(recipe)
 
 
 def shares_casts(recipe: Recipe) -> bool:

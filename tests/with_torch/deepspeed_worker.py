@@ -1,9 +1,10 @@
 """The real DeepSpeed on CPU (gloo, several processes), with every living storage counted: prints what it held.
 
 ``python deepspeed_worker.py JOB...`` where each JOB is JSON: ranks, groups, accumulation, dtype, trained (parts of
-names), checkpointing, model ([hidden, layers, vocabulary]), tokens, plays and config (DeepSpeed's). A line of JSON
-comes back for each job: for each rank the bytes that stay, those at the end of the last forward and backward, and the
-peaks of backward and step; where the job says ``plays``, what CUDA's caching allocator would hold of it all.
+names), checkpointing, model ([hidden, layers, vocabulary]), tokens, plays, evaluate (rows) and config (DeepSpeed's). A
+line of JSON comes back for each job: for each rank the bytes that stay, those at the end of the last forward and
+backward, and the peaks of backward and step; where the job says ``plays``, what CUDA's caching allocator would hold of
+it all.
 """
 
 import gc
@@ -158,12 +159,25 @@ def run(rank: int, port: int, job: dict[str, Any], folder: str) -> None:
             living.peak = living.now
             engine.step()
             found["step_peak"] = living.peak
+            if "evaluate" in job and not (i + 1) % job["accumulation"]:
+                found["evaluate_peak"] = evaluated(engine, ids.expand(job["evaluate"], -1), living)
     if job.get("plays"):
         found |= reserved(living.events, start)
     gc.collect()
     Path(folder, str(rank)).write_text(json.dumps(found | {"resident": living.now}))
     torch.distributed.barrier()
     os._exit(0)
+
+
+def evaluated(engine: Any, ids: Any, living: Living) -> int:
+    """The peak of two batches of an evaluation."""
+    engine.eval()
+    living.peak = living.now
+    for _ in range(2):
+        with torch.no_grad():
+            engine(input_ids=ids, labels=ids, use_cache=False)
+    engine.train()
+    return living.peak
 
 
 def reserved(events: list[tuple[int, int]], start: int) -> dict[str, int]:

@@ -144,7 +144,7 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
 
     Shards are added to those of micro-steps before: then nothing new remains. FSDP2's have own rows (``fsdp2``)."""
     whole, shard, fsdp2 = recipe.numerics.itemsize, recipe.storage.gradient_itemsize, gathers(recipe)
-    if recipe.fused_backward or takes_gradients(recipe):
+    if recipe.fused_backward or (takes_gradients(recipe) and not waits):
         return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
     if waits or not fsdp2:
         return KeptGradients(

@@ -18,9 +18,17 @@ from memplan.engine.parallel.zero.flat_groups import (
     sizes_in_order,
 )
 from memplan.engine.parallel.zero.selective import enter_selected
-from memplan.engine.parallel.zero.stage3 import enter_gathered, enter_left, enter_norms, enter_zero3
+from memplan.engine.parallel.zero.stage3 import (
+    Stage,
+    engine_of,
+    enter_gathered,
+    enter_left,
+    enter_norms,
+    enter_zero3,
+    figures_of,
+    left_by,
+)
 from memplan.engine.parallel.zero.states import weight_itemsize
-from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
@@ -176,9 +184,6 @@ def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: Sequence[Group]
     )
 
 
-Stage = tuple[TracedPass, str]
-
-
 def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str, first: str) -> None:
     """Rows of the reductions in backward, from the pass ``first`` to ``name``, of the engine with ``weights``."""
     born, end = first_gradient(ledger, weights, first), f"{name}.reduce"
@@ -218,21 +223,23 @@ def _enter_first_half(ledger: Ledger, recipe: Recipe, weights: list[Weight], sec
     ).since("those of the second half are added to them", f"{SOURCE}: all_grad_tensors, get_all_grad_tensors")
 
 
-def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Iterable[Stage]) -> None:
-    """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too."""
-    sharded = {model.role for model in recipe.others.residents if model.sharded}
-    stages = list(passes)
-    backwards = {traced.plan.name for traced, point in stages if point == "backward"}
-    beside = {model.role for model in recipe.others.residents}
-    waiting: TracedPass | None = None
-    for traced, point in stages:
+def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage]) -> None:
+    """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too. ``before``: the
+    passes of the step that an evaluation comes after, whose order its engine knows."""
+    if not recipe.several and not recipe.sharding.deepspeed.parameters:
+        return
+    whole = {model.role for model in recipe.others.residents if not model.sharded}
+    figures, left = figures_of(recipe, passes, before), dict[str, int]()
+    for traced, point in passes if before else ():  # the batch before
+        left[engine_of(recipe, traced.plan.name)] = left_by(figures, traced, point)
+    for traced, point in passes:
         name = traced.plan.name
-        if name in beside and waiting is not None:
-            enter_left(ledger, recipe, waiting, traced.forward_instants())
-        elif name in backwards:
-            waiting = traced if point == "forward" else None
-        if name not in beside or name in sharded:
-            enter_gathered(ledger, recipe, traced, point, name in backwards)
+        engine = engine_of(recipe, name)
+        if point == "forward":
+            enter_left(ledger, sum(left.values()) - left.get(engine, 0), traced)
+        if name not in whole:
+            enter_gathered(ledger, recipe, figures, traced, point)
+            left[engine] = left_by(figures, traced, point)
 
 
 def first_gradient(ledger: Ledger, weights: list[Weight], name: str) -> str:

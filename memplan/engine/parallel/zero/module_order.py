@@ -9,6 +9,8 @@ from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 
+BackwardOrder = tuple[bool, bool] | None
+"""Whether layers are recomputed, and whether it comes to the embedding."""
 A = ".lora_A"
 CALLERS = (EMPTY,) * 4
 """Those of a layer: itself, its mixer and feed-forward, the activation."""
@@ -69,22 +71,17 @@ def forward_of(
 
 @lru_cache(maxsize=64)
 def order_of(
-    spec: ModelSpec,
-    adapter: Adapter | None,
-    base: Quantised | None,
-    itemsize: int,
-    trained: bool,
-    recomputed: bool,
-    reached: bool,
-    sees: bool,
+    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None, itemsize: int, sees: bool, back: BackwardOrder
 ) -> Order:
-    """A pass: its forward, and its backward where there is one, which comes to the embedding if that is ``reached``."""
+    """Half a pass: its forward (``back``: None), or its backward."""
     forward = forward_of(spec, adapter, base, itemsize, sees=sees)
-    back = (
+    if back is None:
+        return Order(forward)
+    recomputed, reached = back
+    return Order(
         stretch if reached or "embedding" not in stretch.name else stretch._replace(modules=(EMPTY,))
         for stretch in backward_of(forward, recomputed)
     )
-    return Order((*forward, *back)) if trained else Order(forward)
 
 
 @lru_cache(maxsize=64)

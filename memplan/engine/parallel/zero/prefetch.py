@@ -6,7 +6,6 @@ parameters in one call are gathered into a flat buffer and copied out, and the b
 used (deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py: fetch_sub_module, __params_to_release;
 partition_parameters.py: AllGatherCoalescedHandle, _all_gather_sequential)."""
 
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -59,10 +58,37 @@ class Call:
 
 
 class Coordinator:
-    """The state of the coordinator over one recorded order of modules."""
+    """One engine's, from pass to pass: it records the order of the modules of one forward with its backward, and
+    fetches ahead in the next ones as long as they run in that order. Another forward begins a record anew, and a module
+    that is not the recorded one ends it: until the next forward but one nothing is fetched ahead, nothing stays."""
 
-    def __init__(self, order: Sequence[Module], limits: Limits) -> None:
-        self.order, self.limits = order, limits
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.knows, self.records = limits, False, False
+        self.trace: list[Module] = []
+        self.at = self.head = self.size = self.most = self.available = 0
+        self.ready: dict[int, int] = {}
+        self.flying: dict[int, Call] = {}
+        self.fetched: dict[int, int] = {}
+        self.cursor: dict[int, int] = {}
+        self.kept: dict[tuple[int, int], bool] = {}
+        """What was decided where, once for all passes (``__params_to_release`` is cached)."""
+
+    # -- the recorded order -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """``reset_step``: a forward begins. What an earlier one has left whole is still there."""
+        self._land()
+        if self.records:
+            self.learn()
+        elif not self.knows:
+            self.records, self.trace = True, []
+        self.at = self.head = self.available = 0
+        self.fetched, self.cursor = {}, {}
+
+    def learn(self) -> None:
+        """What has been recorded is the order from now on."""
+        self.knows, self.records = True, False
+        order = self.trace
         self.before = list(accumulate((sum(size for _, size in m.parameters) for m in order), initial=0))
         self.uses: dict[int, list[int]] = {}
         self.queue: list[tuple[int, int, int]] = []
@@ -70,38 +96,59 @@ class Coordinator:
             for identity, size in module.parameters:
                 self.uses.setdefault(identity, []).append(at)
                 self.queue.append((identity, size, at))
-        self.head = 0
-        self.ready: dict[int, int] = {}
-        self.flying: dict[int, Call] = {}
-        self.fetched: dict[int, int] = {}
-        self.cursor: dict[int, int] = {}
-        self.size = self.most = self.available = 0
 
-    def run(self, at: int) -> None:
-        """Fetch, use and release the module at one position of the order."""
-        self.fetch(at)
-        self.release(at)
+    def _follow(self, module: Module) -> None:
+        """``trace_prologue``, ``record_module``."""
+        if self.records:
+            self.trace.append(module)
+        elif self.knows and (self.at >= len(self.trace) or self.trace[self.at] != module):
+            self.knows = False
+            self._land()
 
-    def fetch(self, at: int) -> None:
+    def _land(self) -> None:
+        """What is on its way is waited for and let go of."""
+        for identity in list(self.flying):
+            self._wait(identity)
+            self._free(identity)
+
+    def end(self) -> None:
+        """``release_and_reset_all``, before the optimizer steps."""
+        self._land()
+        for identity in list(self.ready):
+            self._free(identity)
+
+    # -- modules ------------------------------------------------------------------------------------------------------
+
+    def run(self, module: Module) -> None:
+        """Fetch, use and release."""
+        self.fetch(module)
+        self.release(module)
+
+    def fetch(self, module: Module) -> None:
         """What the module needs, then what comes behind it (``fetch_sub_module``)."""
-        module = self.order[at]
+        self._follow(module)
         own = [each for each in module.parameters if each[1] > self.limits.persistent]
         missing = [each for each in own if each[0] not in self.ready and each[0] not in self.flying]
         self._gather(missing)
         for identity, _ in own:
             if identity in self.flying:
                 self._wait(identity)
-        self._discard(module, at)
-        self._prefetch()
+        if self.knows:
+            self._discard(module, self.at)
+            self._prefetch()
         self.most = max(self.most, self.size)
+        self.at += 1
 
-    def release(self, at: int) -> None:
-        """What is not used again soon (``release_sub_module``)."""
-        for identity, size in self.order[at].parameters:
-            if size > self.limits.persistent and not self._needed(identity, at):
-                self.freed(identity)
-                self.size -= self.ready.pop(identity, 0)
+    def release(self, module: Module) -> None:
+        """What is not used again soon, if an order is known (``release_sub_module``)."""
+        for identity, size in module.parameters:
+            if size > self.limits.persistent and not (self.knows and self._needed(identity, self.at - 1)):
+                self._free(identity)
                 self.available -= size
+
+    def _free(self, identity: int) -> None:
+        self.freed(identity)
+        self.size -= self.ready.pop(identity, 0)
 
     def called(self, call: Call) -> None:
         """A gathering has begun: its flat buffer is there."""
@@ -173,8 +220,11 @@ class Coordinator:
 
     def _needed(self, identity: int, at: int) -> bool:
         """Whether a prefetch passed over a later use, or the next use is near."""
-        if self.fetched.get(identity, -1) > at:
-            return True
+        if (identity, at) not in self.kept:
+            self.kept[identity, at] = self.fetched.get(identity, -1) > at or self._is_near(identity, at)
+        return self.kept[identity, at]
+
+    def _is_near(self, identity: int, at: int) -> bool:
         uses = self.uses[identity]
         place = self.cursor.get(identity, 0)
         while place < len(uses) and uses[place] <= at:
@@ -200,21 +250,44 @@ class Order(tuple[Stretch, ...]):
         return frozenset(size for stretch in self for module in stretch.modules for _, size in module.parameters)
 
 
-def gathered(order: Order, limits: Limits) -> dict[str, Gathered]:
-    """Elements that are gathered, by the stretches' names. Ranks matter by the padding alone: numbers of them that
-    divide every parameter are played once."""
-    whole = not any(size % limits.ranks for size in order.sizes)
-    return _played(order, limits._replace(ranks=1) if whole else limits)
+Half = tuple[str, bool, Order]
+"""Of a pass of this name, whether it is its forward, and what runs then."""
+Figures = dict[tuple[str, str], Gathered]
+"""By the names of pass and stretch."""
+
+
+def gathered(halves: tuple[Half, ...], after: tuple[Half, ...], limits: Limits) -> Figures:
+    """Elements that are gathered in a step whose micro-steps are of these halves of passes, and in the batches of an
+    evaluation ``after`` it. Ranks matter by the padding alone: numbers of them that divide every parameter are played
+    once."""
+    whole = not any(size % limits.ranks for _, _, order in (*halves, *after) for size in order.sizes)
+    return _played(halves, after, limits._replace(ranks=1) if whole else limits)
 
 
 @lru_cache(maxsize=128)
-def _played(stretches: Order, limits: Limits) -> dict[str, Gathered]:
-    order = [module for stretch in stretches for module in stretch.modules]
-    coordinator, at, most = Coordinator(order, limits), 0, {}
-    for stretch in stretches:
-        coordinator.most = coordinator.size
-        for _ in stretch.modules:
-            coordinator.run(at)
-            at += 1
-        most[stretch.name] = Gathered(coordinator.most, coordinator.size)
-    return most
+def _played(halves: tuple[Half, ...], after: tuple[Half, ...], limits: Limits) -> Figures:
+    """As it is once all micro-steps are alike: the third at the latest. Of an evaluation the first batch finds nothing
+    whole, and the others what the one before has left."""
+    coordinator, figures = Coordinator(limits), Figures()
+    if sum(begins for _, begins, _ in halves) == 1:
+        coordinator.trace = [module for *_, order in halves for stretch in order for module in stretch.modules]
+        coordinator.learn()
+    for _ in range(1 if coordinator.knows else 3):
+        figures = _run(coordinator, halves)
+    coordinator.end()
+    batches = [_run(coordinator, after) for _ in range(2 if after else 0)]
+    return {**figures, **{key: max(batch[key] for batch in batches) for batch in batches[:1] for key in batch}}
+
+
+def _run(coordinator: Coordinator, halves: tuple[Half, ...]) -> Figures:
+    """One micro-step."""
+    figures = Figures()
+    for name, begins, order in halves:
+        if begins:
+            coordinator.begin()
+        for stretch in order:
+            coordinator.most = coordinator.size
+            for module in stretch.modules:
+                coordinator.run(module)
+            figures[name, stretch.name] = Gathered(coordinator.most, coordinator.size)
+    return figures

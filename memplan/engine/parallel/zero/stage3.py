@@ -2,12 +2,13 @@
 
 deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
 from memplan.engine.parallel.zero.module_order import largest_module, order_of
-from memplan.engine.parallel.zero.prefetch import Gathered, Limits, gathered
+from memplan.engine.parallel.zero.prefetch import Figures, Half, Limits, gathered
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
 from memplan.spec.groups import Quantised
@@ -15,6 +16,8 @@ from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
+Stage = tuple[TracedPass, str]
+"""A pass, and which half of it runs."""
 ZERO = "deepspeed 0.19 runtime/zero"
 FP64 = 8
 NORM_PIECE = 250_000_000
@@ -124,16 +127,40 @@ def _stored(traced: TracedPass) -> tuple[ModelSpec, Adapter | None, Quantised | 
     return plan.spec, plan.mode.adapter, plan.mode.quantised, plan.mode.numerics.itemsize
 
 
-def _figures(recipe: Recipe, traced: TracedPass, trained: bool) -> dict[str, Gathered]:
-    plan, again = traced.plan, traced.plan.style in ("checkpoint", "reentrant")
-    order = order_of(*_stored(traced), trained, again, plan.embedding_trained, plan.images is not None)
-    return gathered(order, limits(recipe))
+def engine_of(recipe: Recipe, name: str) -> str:
+    """Whose modules a pass runs: a model beside the policy has an engine, and a coordinator, of its own."""
+    beside = {model.role for model in recipe.others.residents} | {CRITIC}
+    return name if name in beside else ""
 
 
-def _most_in_forward(traced: TracedPass, figures: dict[str, Gathered], itemsize: int) -> int:
+def figures_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage]) -> Figures:
+    """What each pass has gathered."""
+    found, own = Figures(), limits(recipe)
+    for engine in {engine_of(recipe, traced.plan.name): None for traced, _ in passes}:
+        halves = [
+            tuple(
+                _half(*stage)
+                for stage in each
+                if stage[1] != "loss" and engine_of(recipe, stage[0].plan.name) == engine
+            )
+            for each in (before, passes)
+        ]
+        found |= gathered(halves[0] or halves[1], halves[1] if before else (), own)
+    return found
+
+
+def _half(traced: TracedPass, point: str) -> Half:
+    plan = traced.plan
+    back = (plan.style in ("checkpoint", "reentrant"), plan.embedding_trained) if point == "backward" else None
+    order = order_of(*_stored(traced), plan.images is not None, back)
+    return plan.name, point == "forward", order
+
+
+def _most_in_forward(traced: TracedPass, figures: Figures, itemsize: int) -> int:
     """Elements beside the layer that holds most, of the one that is fullest with them: ever more is fetched ahead."""
+    name = traced.plan.name
     held = [saved + layer.forward.size for saved, layer in zip(traced.saved_before, traced.layers, strict=False)]
-    most = max(size + figures[f"layer {i}"].most * itemsize for i, size in enumerate(held))
+    most = max(size + figures[name, f"layer {i}"].most * itemsize for i, size in enumerate(held))
     return (most - held[traced.forward_layer]) // itemsize
 
 
@@ -144,27 +171,29 @@ def _more_in_loss(traced: TracedPass) -> int:
     return max(0, forward["loss"].size - ends) if "loss" in forward else 0
 
 
-def enter_left(ledger: Ledger, recipe: Recipe, traced: TracedPass, instants: Iterable[str]) -> None:
-    """What a forward has left gathered for its backward, while another model runs in between."""
-    if not recipe.several and not recipe.sharding.deepspeed.parameters:
-        return
-    left, e = _figures(recipe, traced, trained=True)["head"].left, traced.plan.mode.numerics.itemsize
-    for instant in instants:
+def left_by(figures: Figures, traced: TracedPass, point: str) -> int:
+    """Bytes that half a pass leaves gathered."""
+    last = "embedding backward" if point == "backward" else "head"
+    return figures[traced.plan.name, last].left * traced.plan.mode.numerics.itemsize
+
+
+def enter_left(ledger: Ledger, size: int, traced: TracedPass) -> None:
+    """What other models' engines have left gathered while this one runs forward."""
+    e = traced.plan.mode.numerics.itemsize
+    for instant in traced.forward_instants():
         if instant in ledger.index:
-            ledger.add("weights left gathered", "gathered_parameters", left * e, at=instant, low=0).formula(
-                "gathered elements × bytes", left, e
+            ledger.add("weights left gathered", "gathered_parameters", size, at=instant, low=0).formula(
+                "gathered elements × bytes", size // e, e
             ).since(
                 "the backward uses them again within max_reuse_distance; another model's engine has its own",
                 f"{ZERO}/partitioned_param_coordinator.py: __params_to_release",
             )
 
 
-def enter_gathered(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: str, trained: bool) -> None:
-    """Whole weights at the instants of half a pass. ``trained``: what the backward that follows needs soon stays."""
-    if not recipe.several and not recipe.sharding.deepspeed.parameters:
-        return
-    plan, figures, low = traced.plan, _figures(recipe, traced, trained), largest_module(*_stored(traced))
-    e = plan.mode.numerics.itemsize
+def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: TracedPass, point: str) -> None:
+    """Whole weights at the instants of half a pass."""
+    plan, low = traced.plan, largest_module(*_stored(traced))
+    name, e = plan.name, plan.mode.numerics.itemsize
 
     def enter(instant: str, elements: int) -> None:
         if instant in ledger.index:
@@ -181,23 +210,23 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: st
                 f"{ZERO}/partitioned_param_coordinator.py",
             )
 
-    name, backward_layers = plan.name, traced.backward_layers
+    left = figures[name, "head"].left
     if point == "forward":
-        ends = max(figures["final-norm"].most, figures["head"].most)
+        ends = max(figures[name, "final-norm"].most, figures[name, "head"].most)
         if plan.style == "no-grad":  # one instant, in which the head's weight is gone when the loss is made
-            ends = max(ends - _more_in_loss(traced) // e, figures["head"].left)
+            ends = max(ends - _more_in_loss(traced) // e, left)
         instants = [each for each in traced.forward_instants() if not each.endswith("vision-forward")]
         active = _most_in_forward(traced, figures, e)
-        for instant, elements in zip(instants, (active, ends, figures["head"].left), strict=False):
+        for instant, elements in zip(instants, (active, ends, left), strict=False):
             enter(instant, elements)
         return
     if point == "loss":
-        enter(f"{name}.loss", figures["head"].left)
+        enter(f"{name}.loss", left)
         return
-    enter(f"{name}.loss-backward", figures["head"].left)
-    enter(f"{name}.head-backward", figures["head backward"].most)
-    enter(f"{name}.final-norm-backward", figures["final-norm backward"].most)
-    for i in backward_layers:
+    enter(f"{name}.loss-backward", left)
+    enter(f"{name}.head-backward", figures[name, "head backward"].most)
+    enter(f"{name}.final-norm-backward", figures[name, "final-norm backward"].most)
+    for i in traced.backward_layers:
         for instant, _ in traced.layer_instants(i):
-            enter(instant, figures[f"layer {i} backward"].most)
-    enter(f"{name}.embedding-backward", figures["embedding backward"].most)
+            enter(instant, figures[name, f"layer {i} backward"].most)
+    enter(f"{name}.embedding-backward", figures[name, "embedding backward"].most)

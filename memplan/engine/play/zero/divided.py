@@ -76,13 +76,13 @@ class Divided(Engine):
         started, uses = self.passes.popleft()
         assert started == name
         self.current = None
-        self.wholes.pop(name, None)
         if name not in self.models or not (self.several or self.zero.parameters):
             return
-        modules = self.models[name]
-        whole = Whole(self, visits_of(modules, uses), self.limits, self.itemsize, self.gathering)
-        whole.from_host = bool(self.zero.parameters) and self.several
-        self.wholes[name] = self.current = whole
+        if name not in self.wholes:
+            self.wholes[name] = Whole(self, self.limits, self.itemsize, self.gathering)
+            self.wholes[name].from_host = bool(self.zero.parameters) and self.several
+        self.current = self.wholes[name]
+        self.current.begins(visits_of(self.models[name], uses))
         if not self.persistent:
             self._gather_persistent()
 
@@ -163,7 +163,8 @@ class Divided(Engine):
 
     def step(self) -> None:
         """Nothing is gathered meanwhile; sub-group by sub-group; then small parameters are gathered again."""
-        self.wholes.clear()
+        for whole in self.wholes.values():
+            whole.end()
         self.current = None
         gathered = bool(self.persistent)
         self.persistent.clear()

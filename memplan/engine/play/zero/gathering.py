@@ -15,35 +15,41 @@ GATHERED = "gathered_parameters"
 class Whole(Coordinator):
     """A coordinator whose flat buffers and parameters are tensors."""
 
-    def __init__(self, engine: Engine, visits: list[Visit], limits: Limits, itemsize: int, stream: int) -> None:
-        super().__init__([visit.module for visit in visits], limits)
-        self.engine, self.visits, self.itemsize = engine, visits, itemsize
-        self.stream = stream
+    def __init__(self, engine: Engine, limits: Limits, itemsize: int, stream: int) -> None:
+        super().__init__(limits)
+        self.engine, self.itemsize, self.stream = engine, itemsize, stream
         self.from_host = False
-        self.at, self.reads, self.released = -1, 0, True
         self.flats: dict[Call, Tensor] = {}
         self.wholes: dict[int, Tensor] = {}
+        self.visits: list[Visit] = []
+        self.place, self.reads, self.released = -1, 0, True
 
     # -- notes --------------------------------------------------------------------------------------------------------
 
+    def begins(self, visits: list[Visit]) -> None:
+        """A forward begins, and these modules run until the next one does."""
+        self._leave()
+        self.begin()
+        self.visits, self.place = visits, -1
+
     def used(self) -> None:
         """A parameter of a module is about to be read: of the one that runs, or of the next."""
-        while self.at < 0 or self.reads == self.visits[self.at].uses:
+        while self.place < 0 or self.reads == self.visits[self.place].uses:
             self._leave()
-            self.at, self.reads, self.released = self.at + 1, 0, False
-            self.fetch(self.at)
+            self.place, self.reads, self.released = self.place + 1, 0, False
+            self.fetch(self.visits[self.place].module)
         self.reads += 1
 
     def done(self) -> None:
         """It has been, and the module releases it, if that was the last."""
-        if self.at >= 0 and self.reads == self.visits[self.at].uses:
+        if self.place >= 0 and self.reads == self.visits[self.place].uses:
             self._leave()
 
     def _leave(self) -> None:
         if not self.released:
             self.released = True
-            if not self.visits[self.at].held:
-                self.release(self.at)
+            if not self.visits[self.place].held:
+                self.release(self.visits[self.place].module)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
