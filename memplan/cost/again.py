@@ -19,14 +19,14 @@ class Forward(NamedTuple):
     inside: float
     """Rotations, activations and routing."""
     whole: float
-    """All of it, or what the host takes."""
+    """All of it, or what the host takes to make it again."""
 
 
-def again(each: Work, what: str, of: Forward, host: float) -> float:
-    """``what``: of ``Repeated``. ``host``: of full checkpointing, beyond the forward."""
+def again(each: Work, what: str, of: Forward) -> float:
+    """``what``: of ``Repeated``."""
     moves = of.outside + of.inside
     known = {
-        "full": of.whole + host,
+        "full": of.whole,
         "products": 0.5 * of.products + moves,
         "attention": of.products + moves,
         "matmuls": moves,

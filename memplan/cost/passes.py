@@ -8,9 +8,10 @@ from math import ceil
 from typing import NamedTuple
 
 from memplan.cost.again import Forward, again
+from memplan.cost.attention import MASKED_BACKWARD, MASKED_WIDE, MASKED_WIDE_BACKWARD, NATIVE_PROLOGUE
 from memplan.cost.host import Issued, host_of
 from memplan.cost.products import Layout, merged, product_seconds, products
-from memplan.cost.rates import NATIVE_PROLOGUE, Device, Rates, flash_seconds, products_rate
+from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.shape import FP32, HALF, Shape
 from memplan.cost.work import ModelWork, Work
 from memplan.spec.recipe import Recipe
@@ -26,9 +27,12 @@ algorithm 4), at 63 % of the peak at best where the forward reaches 73 % (arXiv:
 them, and has four."""
 BLOCK = 128
 """Positions of a tile of a causal kernel: those on the diagonal, and at a window's far end, are computed whole."""
-EAGER_BYTES, EAGER_FUSED = 22.0, 12.0
-"""Bytes that eager attention moves for each score: written, masked, read as fp32, softmax written, cast, read; where
-mask and softmax are one kernel (Megatron's), without those between."""
+EAGER_BYTES, EAGER_FUSED, CAPPED_BYTES = 24.0, 12.0, 12.0
+"""Bytes that eager attention moves for each score: written (2), scaled (4), masked (4), softmax in fp32 (6), cast (6),
+read (2) (transformers 5.23 modeling_llama.py: eager_attention_forward); where mask and softmax are one kernel
+(Megatron's), without those between; a cap's division, tanh and product more (modeling_gemma2.py)."""
+CAPPED_LOGITS = 26.0
+"""The same of a head's logits, forward (12) and backward (4 + 6 + 4), where no kernel does all."""
 RESTARTED, RING_BYTES = 0.75, 6.0
 """Of a ring's further steps: share of the queries that start anew (all, or the later half where keys are a later
 rank's), and bytes for each element of the output that is weighted and added (TransformerEngine 2
@@ -79,11 +83,13 @@ class Pass(NamedTuple):
     backward: float
     again: float
     """What checkpointing repeats of the forward."""
+    attended: float
+    """Of the backward, attention's."""
 
 
 def layers_pass(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> Pass:
     """The pass over all layers."""
-    total = [0.0] * 6
+    total = [0.0] * len(Pass._fields)
     for kind, (count, each) in enumerate(work.layers):
         for position, seconds in enumerate(_layer(each, kind, shape, device, rates)):
             total[position] += count * seconds
@@ -141,7 +147,7 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         moved = shape.bits / 8 + shape.itemsize + UNPACKED.get(shape.quantised.split("-")[0], 0.0)
         stored = (each.stored - each.expert_stored) / shape.tensor
         unpacked = (stored + each.expert_stored / shape.expert / shape.expert_tensor) * moved / memory
-    attention, scores = _attention(each, shape, tokens, device, rates)
+    attention, attended, scores = _attention(each, shape, tokens, device, rates)
     outside = each.between[shape.normed] / (shape.tensor if shape.sequence else 1)
     chains = each.activated[shape.activated] + each.turned[shape.turned] + each.dispatched
     chains += each.left if shape.merged else 0.0
@@ -162,34 +168,41 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         sum(1 for _ in merged(each.products)) if shape.merged else len(each.products),
         shape.merged,
         held if shape.looped else 0.0,
+        sum(one.shares[kind] for one in shape.again if one.what == "full") if shape.packs else 0.0,
     )
     host = host_of(each, issued, rates)
     weighed = shape.weighed / shape.tensor / memory
-    forward = max(product + adapters + attention + moves + cast_in + weighed, host.forward)
-    flash = EAGER_BACKWARD if shape.attention == "eager" else FLASH_BACKWARD
+    forward = product + adapters + attention + moves + cast_in + weighed
     trained = max(shape.trained, each.expert / each.weights if shape.stacks and each.weights else 0.0)
     behind = made.inputs + unpacked + trained * made.weights + 2 * adapters
-    behind += attention * flash + moves * BACKWARD_MOVES + cast_out
+    behind += attended + moves * BACKWARD_MOVES + cast_out
     backward = max(behind, host.backward)
-    parts = Forward(product + adapters, attention, between, within + scores + cast_in, forward)
-    more = sum(one.shares[kind] * again(each, one.what, parts, host.again) for one in shape.again)
-    return Pass(product + adapters, attention, moves, forward, backward, more)
+    parts = Forward(product + adapters, attention, between, within + scores + cast_in, max(forward, host.again))
+    more = sum(one.shares[kind] * again(each, one.what, parts) for one in shape.again)
+    return Pass(product + adapters, attention, moves, max(forward, host.forward), backward, more, attended)
 
 
 def _adapters(shape: Shape, tokens: float, device: Device, rates: Rates) -> float:
     """Seconds of a forward's products with adapters, as if all were of one rank; the moves around them are apart."""
-    speed = products_rate(device, rates, shape.itemsize)
+    speed = products_rate(device, rates, shape.adapter_itemsize)
     return 2 * tokens * shape.adapter / shape.tensor / speed
 
 
-def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: Rates) -> tuple[float, float]:
-    """(seconds of products, seconds of scores through memory) of a forward. A causal kernel skips half of the pairs,
-    unless a mask is given to it, as PyTorch's is for a window, or it is eager; a window is met by whole tiles. A
-    recurrent mixer does what one of PyTorch's operations or one kernel does at attention's rate."""
+def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: Rates) -> tuple[float, float, float]:
+    """(seconds of a forward's products, of its backward's, of the forward's scores through memory). A causal kernel
+    skips half of the pairs, unless it is eager or a mask is given to it, as PyTorch's is for a window, whose kernel is
+    another then; a window is met by whole tiles. A recurrent mixer does what one of PyTorch's operations or one kernel
+    does at attention's rate."""
     own = shape.native and not shape.wide and device.native_limit > 0
-    speed = device.wide_products if shape.wide else device.native_attention if own else device.attention
     near = 0 < each.window < shape.length
-    skips = each.causal and shape.attention != "eager" and not (shape.attention == "sdpa" and (shape.padded or near))
+    masked = shape.attention == "sdpa" and (shape.padded or near)
+    fused = shape.attention == "sdpa" and each.per_pair > 0
+    slow = fused and (shape.wide or masked) and not own
+    speed = device.native_attention if own else device.attention
+    behind = EAGER_BACKWARD if shape.attention == "eager" else MASKED_BACKWARD if slow else FLASH_BACKWARD
+    if shape.wide and not slow:
+        speed = device.wide_products
+    skips = each.causal and shape.attention != "eager" and not masked
     pairs = (shape.length + BLOCK) / 2 if skips and shape.attention == "flash" else shape.length / (1 + skips)
     if shape.attention == "eager":
         pairs = max(pairs, float(BLOCK))
@@ -202,10 +215,15 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
     seconds = flash_seconds(flop, scores, speed, device, rates)
     if own:
         seconds = max(seconds, flash_seconds(flop, 0.0, device.native_limit, device, rates))
+    if slow:
+        seconds /= device.masked
+        if shape.wide:
+            seconds, behind = seconds * MASKED_WIDE, behind * MASKED_WIDE_BACKWARD / MASKED_WIDE
     if shape.attention != "eager" or not each.per_pair:
-        return seconds, 0.0
-    moved = tokens * shape.length * each.heads / shape.tensor * (EAGER_FUSED if shape.merged else EAGER_BYTES)
-    return seconds, moved / (device.memory * rates.memory)
+        return seconds, seconds * behind, 0.0
+    each_score = EAGER_FUSED if shape.merged else EAGER_BYTES + (CAPPED_BYTES if each.capped else 0.0)
+    moved = tokens * shape.length * each.heads / shape.tensor * each_score
+    return seconds, seconds * behind, moved / (device.memory * rates.memory)
 
 
 class Head(NamedTuple):
@@ -236,7 +254,9 @@ def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> 
     product = product_seconds(*extents, 1.0, itemsize, device, rates) + 2 * whole * work.outside / speed
     loss = 0.0
     if work.vocabulary > 1:
-        moved = HEAD_BYTES.get(recipe.loss.head, OTHER_HEAD_BYTES) * (1 if itemsize == 2 else 1.5)
+        moved = HEAD_BYTES.get(recipe.loss.head, OTHER_HEAD_BYTES)
+        moved += CAPPED_LOGITS if recipe.model.logits_softcap and recipe.loss.head not in AGAIN else 0.0
+        moved *= 1 if itemsize == 2 else 1.5
         loss = tokens * work.vocabulary / degrees.tensor * moved / memory
     again = product if recipe.loss.head in AGAIN else 0.0
     return Head(product + loss / 2 + before, product * (1 + trained) + again + loss / 2 + behind)

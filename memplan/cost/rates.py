@@ -6,6 +6,19 @@ that the model is held against (docs/accuracy.md)."""
 from functools import lru_cache
 from typing import NamedTuple
 
+from memplan.cost.attention import (
+    AMPERES,
+    ATTENTION,
+    EXPONENTIAL,
+    MASKED,
+    NATIVE_ATTENTION,
+    NATIVE_LIMIT,
+    OTHER_ATTENTION,
+    OTHER_EXPONENTIAL,
+    OTHER_MASKED,
+    SLOW,
+    products_of,
+)
 from memplan.spec.gpu import Gpu
 
 GIGA, TERA = 10**9, 10**12
@@ -63,37 +76,6 @@ UNITS_OF: dict[str, int] = {
     "rtx-4090-24gb": 128, "rtx-pro-6000-96gb": 188,
 }  # fmt: skip
 """Of cards with other numbers (NVIDIA's data sheets)."""
-
-
-ATTENTION: dict[str, float] = {"8.0": 0.74, "9.0": 0.35, "10.0": 0.17, "10.3": 0.17}
-"""Share of the peak that FlashAttention-2, which PyTorch's SDPA runs, reaches at its best: 230 of 312 TFLOP/s on an
-A100 (arXiv:2307.08691, abstract), 35 % of an H100's (arXiv:2407.08608, abstract). These are the same 1,430 to 1,510
-FLOP a clock and multiprocessor, the rate of the A100's instructions, for which it is written and which later cards
-still take; Blackwell has that rate too, and twice the peak (148 multiprocessors: 390 of 2,250 TFLOP/s)."""
-OTHER_ATTENTION = 0.35
-AMPERES = frozenset({"8.6", "8.9", "12.0"})
-"""Architectures whose products themselves run by these instructions: as large a share of their rate as on an A100."""
-SLOW = frozenset({"h20-96gb", "h20-141gb"})
-"""Cards of other architectures whose products are slower than these instructions: a quarter of an H100's a clock."""
-CUDNN = "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training: cuDNN 9.19 on H200, 9.22 on GB200, GB300"
-NATIVE_ATTENTION: dict[str, float] = {"9.0": 0.72, "10.0": 0.665, "10.3": 0.75}
-"""The same of kernels made for the architecture, which TransformerEngine runs (cuDNN's), forward and backward together
-of Llama's heads at 2,048 to 32,768 positions, causal or not, which these shares and ``NATIVE_PROLOGUE`` meet within 3
-to 5 % (``CUDNN``); elsewhere as above."""
-NATIVE_LIMIT: dict[str, float] = {"9.0": 0.75, "10.0": 0.72, "10.3": 0.84}
-"""What these reach at heads of 256, whatever is saved on exponentials: FlashAttention-3's 740 of 989 TFLOP/s
-(arXiv:2407.08608, abstract), 1,804 and 2,096 of 2,500 (``CUDNN``, qwen35)."""
-NATIVE_PROLOGUE = 500 / 150
-"""What a query costs these beside its pairs, against ``Rates.prologue``: faster products leave as long a start."""
-
-
-WIDTH = 128
-"""Width of the heads at which kernels were measured. The rest follows from products and exponentials: 520 TFLOP/s at 64
-on an H100, where figure 5 of arXiv:2407.08608 has about 500."""
-EXPONENTIAL: dict[str, float] = {"8.0": 128.0, "9.0": 256.0, "10.0": 512.0, "10.3": 256.0}
-"""FLOP of the bf16 peak in the time of one exponential: 16 a clock and multiprocessor (CUDA C++ programming guide,
-throughput of native arithmetic instructions), twice that on a B300, beside 2,048, 4,096 and 8,192 FLOP of products."""
-OTHER_EXPONENTIAL = 64.0
 
 
 class Rates(NamedTuple):
@@ -188,6 +170,8 @@ class Device(NamedTuple):
     """The same of collectives within a node."""
     far: float = 1.0
     """Of those between nodes."""
+    masked: float = OTHER_MASKED
+    """Share of ``attention`` that a forward under a mask reaches."""
 
     def slower(self, times: float) -> "Device":
         """What it computes takes so many times as long; not what its memory does."""
@@ -205,9 +189,11 @@ class Device(NamedTuple):
         return self.slower(compute)._replace(memory=self.memory / compute, host=host, near=link, far=network)
 
 
-WIDE = 1 / 15
+WIDE, WIDE_AMPERE, WIDE_TURING = 1 / 15, 0.19, 1 / 8
 """fp32 matmuls against bf16 ones without TF32, which PyTorch does not use unless told to: 19.5 of 312 on an A100, 67
-of 989 on an H100 (NVIDIA's specifications)."""
+of 989 on an H100 (NVIDIA's specifications); 79 of 417 on an RTX PRO 6000 (zzc0721/torch-performance-test-data#162),
+twice that on a GeForce, whose tensor cores have half the rate; 8.1 of 65 and 15.7 of 125 on T4 and V100."""
+TURINGS = frozenset({"7.0", "7.5"})
 BETWEEN: tuple[tuple[float, float], ...] = ((400.0, 50.0), (200.0, 6.25), (0.0, 3.125))
 """(least GB/s of the link within the node, GB/s between nodes and card) where no cluster is named: the medians of the
 catalogue's (presets/clusters.yaml), 400 GB/s a node of the H100's class and 50 of the A100's, where DGX and Azure have
@@ -225,7 +211,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         known = [each for each in catalogue if each.bf16_tflops and each.memory_bandwidth_gbps]
         if not known:
             raise ValueError(f"no speed is known of {gpu.name}")
-        near = min(known, key=lambda each: (abs(each.memory_bytes - gpu.memory_bytes), each.name))
+        near = min(known, key=lambda each: (_unlike(each, gpu), abs(each.memory_bytes - gpu.memory_bytes), each.name))
         kind = near if gpu.vendor == "custom" else gpu
         assumed = f"no published speed of {gpu.name}: ranked with that of {near.name}, whose memory is nearest"
         speed, bandwidth = speed or near.bf16_tflops, bandwidth or near.memory_bandwidth_gbps
@@ -239,15 +225,15 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         attention = best * ATTENTION["8.0"] / PRODUCTS["8.0"]
     exponentials = speed * TERA / EXPONENTIAL.get(kind.architecture, OTHER_EXPONENTIAL)
     own = speed * TERA * NATIVE_ATTENTION.get(kind.architecture, 0.0)
-    native = _products_of(own, exponentials) if own else 0.0
-    attention = _products_of(attention, exponentials)
+    native = products_of(own, exponentials) if own else 0.0
+    attention = products_of(attention, exponentials)
     kept_by_kin = SUSTAINED.get(kind.architecture, OTHER_SUSTAINED)
     return Device(
         best,
         attention,
         max(native, attention),
         exponentials,
-        best * WIDE,
+        best * _wide(kind),
         bandwidth * GIGA,
         within * GIGA,
         between * GIGA,
@@ -257,14 +243,8 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         speed * TERA * NATIVE_LIMIT.get(kind.architecture, 0.0),
         (CHIP if kind.name.startswith(CHIPS) else BUS.get(kind.architecture, OTHER_BUS)) * REACHED * GIGA,
         assumed,
+        masked=MASKED.get(kind.architecture, OTHER_MASKED),
     )
-
-
-def _products_of(best: float, exponentials: float) -> float:
-    """FLOP/s of attention's products alone, out of the best of all of it: 4 x width FLOP and an exponential for each
-    score, one after the other."""
-    flop = 4.0 * WIDTH
-    return flop / (flop / best - 1 / exponentials)
 
 
 def flash_seconds(flop: float, scores: float, speed: float, on: Device, rates: Rates) -> float:
@@ -277,6 +257,18 @@ def _share(kind: Gpu) -> float:
     if kind.title.startswith("GeForce") and kind.form == "card":
         return GEFORCE
     return PRODUCTS.get(kind.architecture, OTHER_PRODUCTS)
+
+
+def _wide(kind: Gpu) -> float:
+    """Rate of fp32 products against bf16's."""
+    if kind.architecture in AMPERES:
+        return WIDE_AMPERE * (2 if kind.title.startswith("GeForce") else 1)
+    return WIDE_TURING if kind.architecture in TURINGS else WIDE
+
+
+def _unlike(one: Gpu, other: Gpu) -> bool:
+    """Of another architecture, where either's is told."""
+    return other.vendor != "custom" and one.architecture != other.architecture
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from memplan.cost.traffic import expert_parts, rings
 from memplan.cost.work import ModelWork
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
 from memplan.engine.tensors import expert_ranks
+from memplan.spec.lora import Adapter
 from memplan.spec.recipe import Recipe
 
 HALF, FP32 = 2, 4
@@ -20,6 +21,9 @@ FUSED_OUT: dict[str, float] = {"foak": 8.0, "fused": 4.0}
 (unsloth 2026.8 kernels/utils.py: matmul_lora)."""
 WIDENED = 12.0
 """Of what goes in, where adapters are fp32: cast to it and, by autocast, back."""
+WIDE_IN, WIDE_OUT = 10.0, 24.0
+"""Of both where they compute in fp32, without autocast: cast (6) and read (4); written (4), scaled (8), added to the
+linear's (10), which is cast back (6)."""
 MASK = 1.0
 """Of dropout's mask, where it stands before them and reads and writes what goes in."""
 DORA_WEIGHT: dict[int, float] = {2: 14.0, 4: 34.0}
@@ -76,6 +80,8 @@ class Shape(NamedTuple):
     """Share of the products that also have a gradient of their weights."""
     adapter: float
     """Elements per layer of adapters."""
+    adapter_itemsize: int
+    """Of what they compute in."""
     adapted: int
     """Linears per layer with an adapter."""
     weighed: float
@@ -96,6 +102,8 @@ class Shape(NamedTuple):
     """DeepSpeed's: none, of gradients (``reduces``), or around every module too (``gathers``)."""
     again: tuple[Repeated, ...]
     """What checkpointing makes again of each kind of layer."""
+    packs: bool
+    """By hooks around each tensor that is saved."""
 
 
 def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
@@ -132,6 +140,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         padded=recipe.batch.padded,
         trained=0.0 if adapter else work.trained_share,
         adapter=elements / layers,
+        adapter_itemsize=_adapter_itemsize(recipe, adapter) if adapter else itemsize,
         adapted=adapted // layers,
         weighed=weighed / layers,
         stacks=bool(adapter and adapter.experts and not megatron),
@@ -142,6 +151,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         looped=looped(recipe),
         hooks=HOOKS.get(recipe.sharding.name, ""),
         again=repeated(recipe, work),
+        packs=not (megatron or kernels.compiled or recipe.checkpointing.reentrant or kernels.adapters == "fused"),
     )
 
 
@@ -162,19 +172,22 @@ def without_training(shape: Shape) -> Shape:
     return plain._replace(quantised="", bits=0.0)
 
 
+def _adapter_itemsize(recipe: Recipe, adapter: Adapter) -> int:
+    """Of what adapters compute in."""
+    return FP32 if adapter.itemsize == FP32 and not recipe.numerics.autocast else HALF
+
+
 def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
     """(linears with an adapter, elements of all adapters, bytes that their operations move for a token, and for
     weights)."""
     adapter = recipe.adapter
     assert adapter is not None
     linears, elements, moved, weighed = 0, 0.0, 0.0, 0.0
-    wide = FP32 if adapter.itemsize == FP32 and not recipe.numerics.autocast else HALF
-    after = FUSED_OUT.get(recipe.operators.kernels.adapters, ADAPTED_OUT) + (DORA_OUT * wide if adapter.dora else 0.0)
-    before = (
-        ADAPTED_IN
-        + (WIDENED if adapter.itemsize > HALF else 0.0)
-        + (2 * adapter.itemsize + MASK if adapter.dropout else 0.0)
-    )
+    wide = _adapter_itemsize(recipe, adapter)
+    after = FUSED_OUT.get(recipe.operators.kernels.adapters, WIDE_OUT if wide > HALF else ADAPTED_OUT)
+    after += DORA_OUT * wide if adapter.dora else 0.0
+    before = WIDE_IN if wide > HALF else ADAPTED_IN + (WIDENED if adapter.itemsize > HALF else 0.0)
+    before += 2 * adapter.itemsize + MASK if adapter.dropout else 0.0
     for run in recipe.model.runs:
         for linear in () if run.layer.unadapted else run.layer.linears:
             if linear.name in adapter.targets:

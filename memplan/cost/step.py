@@ -22,7 +22,7 @@ from memplan.cost.optimizer import (
     stepped_on_host,
     trained_elements,
 )
-from memplan.cost.passes import EAGER_BACKWARD, FLASH_BACKWARD, Head, Pass, Passes, head_pass, passes_of
+from memplan.cost.passes import Head, Pass, Passes, head_pass, passes_of
 from memplan.cost.peak import slowest
 from memplan.cost.rates import Device, Rates, on_host
 from memplan.cost.shape import Shape, looped, shape_of, without_training
@@ -154,8 +154,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
     seconds = training + generation + made.moved
     products = micro * share * trained.products * (2 + (0.0 if recipe.adapter else work.trained_share))
-    eager = recipe.operators.attention == "eager"
-    attention = micro * share * trained.attention * (1 + (EAGER_BACKWARD if eager else FLASH_BACKWARD))
+    attention = micro * share * (trained.attention + trained.attended)
     ends = micro * (head.forward + head.backward)
     again = micro * share * trained.again
     moves = micro * (forward + backward) - products - attention - ends - again

@@ -69,6 +69,8 @@ class Work(NamedTuple):
     """Experts that each token is sent to; 0 without."""
     kept: float = 0.0
     """Share of the groups of experts that a token's are chosen from; 0 where they are not grouped."""
+    capped: bool = False
+    """Attention's scores are."""
 
 
 RMS, LAYER_NORM, NORM_FUSED = 36.0, 4.0, 4.0
@@ -141,6 +143,7 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         heads=heads,
         routed=experts.active if experts else 0,
         kept=experts.routing.kept_groups / experts.routing.groups if experts and experts.routing.groups else 0.0,
+        capped=isinstance(mixer, Attention) and mixer.softcap is not None,
     )
 
 

@@ -1,0 +1,86 @@
+"""Proves what attention costs beyond its pairs: kernels that take masks, fp32, caps; and hooks around saved tensors."""
+
+from typing import Any
+
+import pytest
+
+from memplan.cost import card, seconds
+from memplan.cost.attention import MASKED_BACKWARD, MASKED_WIDE, OTHER_MASKED
+from memplan.cost.passes import FLASH_BACKWARD, Pass, layers_pass
+from memplan.cost.rates import EXPECTED
+from memplan.cost.shape import shape_of
+from memplan.cost.work import model_work
+from memplan.gpus import find_gpu, load_gpus
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+
+A100 = card(find_gpu("a100-80gb"))
+PRO = card(find_gpu("rtx-pro-6000-96gb"))
+
+
+def recipe(**keys: Any) -> Recipe:
+    job = {"model": "llama-3.1-8b", "method": "sft", "gpu": "a100-80gb", "batch_size": 2, "sequence_length": 8192}
+    return resolve(read_job({**job, "precision": "bf16", **keys}))
+
+
+def passed(of: Recipe) -> Pass:
+    work = model_work(of.model)
+    return layers_pass(work, shape_of(of, work), A100, EXPECTED)
+
+
+def test_a_mask_has_pytorch_run_a_slower_kernel_over_every_pair() -> None:
+    """178 TFLOP/s forward where FlashAttention-2 has 230, and a backward that is slower yet."""
+    masked, plain = (passed(recipe(attention="sdpa", padded=it)) for it in (True, False))
+    assert masked.attention == pytest.approx(2 * plain.attention / OTHER_MASKED, rel=0.05)
+    assert masked.attended / masked.attention == pytest.approx(MASKED_BACKWARD)
+    assert plain.attended / plain.attention == pytest.approx(FLASH_BACKWARD)
+    unpadded = passed(recipe(attention="flash", padded=True))
+    assert unpadded.attended < 0.3 * masked.attended
+
+
+def test_fp32_has_that_kernel_alone() -> None:
+    wide, half = (passed(recipe(attention="sdpa", padded=True, precision=it)) for it in ("fp32", "bf16"))
+    assert wide.attention == pytest.approx(MASKED_WIDE * half.attention)
+    assert half.attended < wide.attended < MASKED_WIDE * half.attended
+
+
+def test_a_cap_of_scores_is_three_more_passes_over_them() -> None:
+    of = recipe(model="gemma-2-9b", attention="eager")
+    work = model_work(of.model)
+    assert all(each.capped for _, each in work.layers)
+    free = work._replace(layers=tuple((count, each._replace(capped=False)) for count, each in work.layers))
+    capped, plain = (layers_pass(each, shape_of(of, work), A100, EXPECTED).moves for each in (work, free))
+    scores = 2 * 16 * 8192**2 * 42
+    assert capped - plain == pytest.approx(12 * scores / (A100.memory * EXPECTED.memory))
+
+
+def test_adapters_in_fp32_without_autocast_move_twice_as_much() -> None:
+    """Llama 3.1 8B on an A100, 2 x 8,192: 9.7 s a micro-step whole, 11.5 with LoRA (ljm565/universal-llm-trainer)."""
+    keys: dict[str, Any] = {"gradient_checkpointing": "full", "attention": "sdpa", "padded": True, "autocast": False}
+    keys |= {"trainer": "transformers", "trainer_version": "4.49"}
+    lora = {"r": 8, "dropout": 0.05, "targets": "all-linear"}
+    wide, half = (seconds(recipe(**keys, lora={**lora, "dtype": it}), A100) for it in ("fp32", "bf16"))
+    assert half + 0.8 < wide < half + 2.0
+    assert wide > seconds(recipe(**keys), A100)
+
+
+def test_a_checkpoint_that_is_not_reentrant_calls_python_for_every_saved_tensor() -> None:
+    """A short step, which its host paces; a long one does not feel it."""
+    keys: dict[str, Any] = {"gradient_checkpointing": "full", "lora": {"r": 8}, "batch_size": 1}
+    for length, least, most in ((256, 1.3, 1.7), (16_384, 1.0, 1.0)):
+        hooked, plain = (
+            seconds(recipe(**keys, sequence_length=length, gradient_checkpointing_reentrant=it), A100)
+            for it in (False, True)
+        )
+        assert least <= hooked / plain <= most
+
+
+def test_workstation_cards_have_products_and_fp32_of_their_own() -> None:
+    """417 and 79 TFLOP/s (zzc0721/torch-performance-test-data#162); an unmeasured laptop is ranked as its kin."""
+    assert not PRO.assumed
+    assert PRO.products == pytest.approx(417e12, rel=0.01)
+    assert PRO.wide_products == pytest.approx(79e12, rel=0.01)
+    laptop = card(find_gpu("rtx-4060-laptop-8gb"))
+    kin = {name for name, gpu in load_gpus().items() if gpu.architecture == "8.9"}
+    assert any(name in laptop.assumed for name in kin)
