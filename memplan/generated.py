@@ -37,6 +37,8 @@ class Engine:
     """What to change of the rollout's keys."""
     may_start: bool = False
     """It does not as expected, by less than is uncertain."""
+    may_fail: bool = False
+    """It does as expected, and by no more than is uncertain."""
 
 
 def as_engine(of: Generator, found: Figures) -> Engine:
@@ -59,6 +61,7 @@ def as_engine(of: Generator, found: Figures) -> Engine:
         why=found.why,
         hint=found.hint,
         may_start=found.may_start,
+        may_fail=found.may_fail,
     )
 
 

@@ -46,7 +46,7 @@ def _verdict(fullest: "Priced", recipe: Recipe, host: Host) -> Verdict | None:
     found = fullest.joint.start.figures if fullest.joint is not None else alone
     if known == "no" and verdict.fits != "no" and host.fits is not False and found is not None and found.may_start:
         known = "tight"
-    known = "tight" if known == "yes" and host.crowded else known
+    known = "tight" if known == "yes" and (host.crowded or (found is not None and found.may_fail)) else known
     doubt = recipe.provenance.unclear or fullest.refused or (known == "no" and recipe.provenance.bounded)
     return replace(verdict, fits="unclear" if doubt else known)
 

@@ -298,6 +298,26 @@ def test_sglang_has_rows_for_its_requests_outside_of_the_share() -> None:
     assert long.awake_bytes - short.awake_bytes > 0.9 * GiB
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "rollout", "fits"),
+    [  # 7.26e4 tokens as expected; 3.7e4 in a start that compiled
+        ("qwen2.5-7b", "l4-24gb", {"engine_version": "0.27.1", "max_model_len": 60000}, "tight"),
+        ("qwen2.5-7b", "l4-24gb", {"engine_version": "0.27.1", "max_model_len": 30000}, "yes"),
+        ("qwen2.5-7b", "l4-24gb", {"engine_version": "0.27.1", "max_model_len": 60000, "enforce_eager": True}, "yes"),
+        ("qwen3.5-9b", "l40s-48gb", {"engine_version": "0.20.0", "max_model_len": 131072}, "yes"),
+        ("gemma-4-31b", "rtx-5090-32gb", {"quantization": "nvfp4", "max_model_len": 4096}, "tight"),
+    ],
+)
+def test_a_start_that_hangs_on_what_is_uncertain_is_tight(model: str, gpu: str, rollout: Any, fits: str) -> None:
+    """A first compilation, kernels that are tuned, what a format that a job names alone leaves in 16 bits."""
+    share = {"gpu_memory_utilization": 0.85 if gpu == "l4-24gb" else 0.84}
+    job = {"model": model, "method": "generate", "gpu": gpu, "rollout": {**share, **rollout}}
+    found = estimate(job)
+    assert found.verdict is not None
+    assert found.engine is not None
+    assert (found.verdict.fits, found.engine.starts, found.engine.may_fail) == (fits, True, fits == "tight")
+
+
 def test_an_engine_alone_that_is_short_by_less_than_is_uncertain_may_start() -> None:
     job: dict[str, Any] = {"model": "qwen2.5-7b", "method": "generate", "gpu": CARD}
     at = {"gpu_memory_utilization": 0.3, "engine_version": "0.11.0"}

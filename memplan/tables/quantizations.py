@@ -134,3 +134,6 @@ MODULES = {
     **dict.fromkeys(("attention", "shared_kv", "latent"), "self_attn"),
 }
 """By kind of mixer."""
+LEFT_AT_MOST = frozenset({*LEAVES, DRAFT} - {"mlp", "mlp.experts"})
+"""What a published checkpoint leaves in 16 bits: all but the feed-forwards (NVIDIA's Gemma 4 31B in NVFP4), and what
+drafts (llm-compressor's, which copy it)."""

@@ -8,7 +8,7 @@ from memplan.engine.generation.activation import activation_bytes, graph_bytes
 from memplan.engine.generation.formats import served
 from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
 from memplan.engine.generation.starting import Start, reason
-from memplan.engine.generation.weights import copy_bytes, least_bytes, weights_bytes
+from memplan.engine.generation.weights import copy_bytes, least_bytes, most_bytes, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes
 from memplan.spec.generation import Generator, indivisible
@@ -21,6 +21,11 @@ NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
 TRITON = 400 * MiB
 """Of the kernels of gated delta layers, which vLLM's profile run loads and tunes: 0.15 to 0.7 GiB on most cards, on
 some several (3.8 under 0.18, of a Qwen3.5 4B)."""
+UNEVEN, TRITON_MOST = ("7.5", "11.0", "12.0", "12.1", "unknown"), 5632 * MiB
+"""Where they are several: 1.2 to 5.4 GiB on Turing, on Blackwell's small cards and beside a host's own memory."""
+COMPILED = 2048 * MiB
+"""At most of a profile run that compiles its layers for the first time: 1.5 to 2 GiB of a 7B on an L4 under 0.27 and of
+a 14B on an L40S under 0.29, where an eager one takes 0.3."""
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""
@@ -72,6 +77,8 @@ class Figures(NamedTuple):
     """Why it does not start, or what is the matter."""
     hint: str
     """The one thing to change."""
+    may_fail: bool = False
+    """It starts as expected, and where all that is uncertain is at its most one sequence has no place."""
     may_start: bool = False
     """It does not as expected, and does where its profile run and communicators take what they may take at the least:
     the cache is short by no more than that is uncertain, and than its format may leave less in 16 bits."""
@@ -119,7 +126,11 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     asleep = _sum(outside, graphs, NON_TORCH, Band(0, space, space)) if of.sleep else awake
     doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1)
     doubt = min(doubt, activation + non_torch)  # weights and one request are certain
-    short = least_bytes(of, gpu) + activation + non_torch + cache.request(of.max_model_len) - budget
+    besides = activation + non_torch + cache.request(of.max_model_len) - budget
+    short = least_bytes(of, gpu) + besides
+    first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
+    kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0
+    most = most_bytes(of, gpu) + besides + first + kernels + int(graphs.high * _estimate(of, era, cache))
     return Figures(
         budget=budget,
         weights=weights,
@@ -139,6 +150,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         starts=not why,
         why=why,
         hint=hint,
+        may_fail=era.share != "free" and not of.kv_cache_memory and most > 0,
         may_start=bool(why) and not of.kv_cache_memory and budget <= max(there, 0) and short <= doubt,
     )
 

@@ -17,7 +17,7 @@ from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_ADA, BEFORE_HOPPER, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
-from memplan.tables.quantizations import DRAFT, PLAIN_IN_NVFP4, USUAL, Stored
+from memplan.tables.quantizations import DRAFT, LEFT_AT_MOST, PLAIN_IN_NVFP4, USUAL, Stored
 from memplan.units import ceil_div, round_up
 
 VOCABULARY_PADDING = 64
@@ -49,10 +49,17 @@ def weights_bytes(of: Generator, gpu: Gpu | None = None) -> int:
 
 def least_bytes(of: Generator, gpu: Gpu | None = None) -> int:
     """The same, where a format that a job names alone leaves nothing in 16 bits."""
-    if USUAL not in served(of).plain:
-        return weights_bytes(of, gpu)
-    whole = of.model.model_copy(update={"quantization": Stored("modelopt nvfp4")})
-    return weights_bytes(of._replace(quantization="none", model=whole), gpu)
+    return _in_nvfp4(of, gpu, frozenset()) if USUAL in served(of).plain else weights_bytes(of, gpu)
+
+
+def most_bytes(of: Generator, gpu: Gpu | None = None) -> int:
+    """The same, where it leaves all but the widest parts."""
+    return _in_nvfp4(of, gpu, LEFT_AT_MOST) if USUAL in served(of).plain else weights_bytes(of, gpu)
+
+
+def _in_nvfp4(of: Generator, gpu: Gpu | None, plain: frozenset[str]) -> int:
+    model = of.model.model_copy(update={"quantization": Stored("modelopt nvfp4", plain=plain)})
+    return weights_bytes(of._replace(quantization="none", model=model), gpu)
 
 
 def copy_bytes(of: Generator, gpu: Gpu | None = None) -> int:
