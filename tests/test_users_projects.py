@@ -400,6 +400,35 @@ def test_a_model_that_another_library_puts_on_the_card_is_said(loads: str, said:
     assert checked("train.py", BESIDE.format(beside=loads)).fits == ("unclear" if said else "yes")
 
 
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ("SentenceTransformer('BAAI/bge-m3')", "puts BAAI/bge-m3 on the card"),
+        ("SentenceTransformer('BAAI/bge-m3', device='cpu')", ""),
+        (
+            "AutoModelForSequenceClassification.from_pretrained(path).to(device)",
+            "a second model on the card is not known",
+        ),
+        ("AutoTokenizer.from_pretrained(path)", ""),
+    ],
+)
+def test_a_model_that_a_reward_loads_when_it_is_first_called(loads: str, said: str) -> None:
+    text = f"""from sentence_transformers import SentenceTransformer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+judge = None
+def get():
+    global judge
+    if judge is None:
+        judge = {loads}
+    return judge
+def score(completions, **kwargs):
+    return get().encode(completions)
+"""
+    written("rewards.py", text)
+    found = checked("train.py", REWARDED)
+    assert (said in str(found.unread), found.fits) == (True, "unclear" if said else "yes")
+
+
 REWARDED = """\
 from rewards import score
 from trl import GRPOConfig, GRPOTrainer

@@ -36,6 +36,8 @@ class Call(NamedTuple):
             made.set(f"*{number}", value, self.place)
         for key, value in self.named.items():
             made.set(key, value, self.places.get(key, self.place))
+        if name == "model" and self.run.aside:
+            self.run.things.append(made)
         return made
 
 

@@ -28,7 +28,21 @@ def alive(run: Run, trainer: Thing) -> list[Thing]:
     while frame is not None:
         frames, frame = [*frames, frame], frame.outer
     found = {each.place: each for names in frames for value in names.names.values() for each in _models(value)}
-    return [each for each in found.values() if _on_card(each) and each.depth <= len(run.doubts)]
+    beside = [each for each in found.values() if _on_card(each) and each.depth <= len(run.doubts)]
+    return beside + [each for each in _asked_for(run, trainer) if each.place not in found]
+
+
+def _asked_for(run: Run, trainer: Thing) -> list[Thing]:
+    """Models that a reward function loads when it is first called."""
+    rewards, before = trainer.values.get("reward_funcs"), len(run.things)
+    run.aside = True
+    for each in rewards if type(rewards) is list else [rewards]:
+        if isinstance(each, Function) and id(each.node) not in run.done:
+            run.invoke(each, [], {}, trainer.place)
+    run.aside = False
+    of_card = {"device": "cuda"}
+    made = [each for each in run.things[before:] if each.name == "model"]
+    return [each for each in made if _on_card(replace(each, values=of_card | each.values))]
 
 
 def put_on_card(call: Call, callee: Ref) -> Any:
