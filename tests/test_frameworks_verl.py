@@ -361,6 +361,18 @@ def test_an_estimator_of_a_fork_has_a_critic_where_the_file_describes_one(tmp_pa
     assert read(tmp_path, f"{RL} algorithm.adv_estimator=mine {critic}").job.method == "ppo"
 
 
+def test_the_trainer_in_the_project_says_whether_an_estimator_has_a_critic(tmp_path: Path) -> None:
+    (tmp_path / "verl/trainer/ppo").mkdir(parents=True)
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "verl/trainer/ppo/ray_trainer.py").write_text(
+        "log('turns')\nif kind in [AdvantageEstimator.GAE, AdvantageEstimator.TURN_GAIN]:\n    self.use_critic = True\n"
+        "elif kind in [AdvantageEstimator.GRPO,\n    'turns']:\n    self.use_critic = False\n"
+    )
+    kinds = ("turn-gain", "turns", "other")
+    methods = [read(tmp_path, f"{RL} algorithm.adv_estimator={kind}").job.method for kind in kinds]
+    assert methods == ["ppo", "grpo", "grpo"]
+
+
 def test_what_a_fork_sets_as_it_is_counted_is_no_doubt(tmp_path: Path) -> None:
     assert deciding(read(tmp_path, f"{RL} +{M}attn_implementation=flash_attention_2")) == {}
 

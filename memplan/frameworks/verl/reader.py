@@ -26,7 +26,7 @@ from memplan.frameworks.verl.reward import read_reward
 from memplan.frameworks.verl.rollout import read_rollout
 from memplan.frameworks.verl.sft import read_old_sft, read_sft
 from memplan.frameworks.verl.source import EASY, ENGINE, RL, SFT, Given, given, marks
-from memplan.frameworks.verl.versions import changed, code_beside, version_of
+from memplan.frameworks.verl.versions import changed, code_beside, critic_in_code, version_of
 from memplan.frameworks.verl.write import write
 from memplan.spec.reading import MOST_NAMED, Unread
 from memplan.tables.trainer import version_key
@@ -111,12 +111,15 @@ def read_rl(keys: Keys, found: Given) -> None:
 def _of_a_fork(keys: Keys, estimator: str) -> str:
     """An estimator that verl does not have: with a critic where the file itself says one's batch or model, of one that
     is named as verl's own with a critic a config of the project's too; from 0.6 on the others only with
-    ``critic.enable`` (trainer/ppo/utils.py: need_critic)."""
+    ``critic.enable`` (trainer/ppo/utils.py: need_critic). The project's own trainer says it first."""
     settings, key, alike = keys.settings, "algorithm.adv_estimator", "gae" in estimator
     own = [each for each in settings.values if alike or settings.paths.get(each, settings.path) == settings.path]
     critic = any(re.match(r"critic\.(?:model\.path|ppo_micro|ppo_max_token)", each) for each in own)
     if not alike and version_key(keys.draft.facts["verl"]) >= version_key("0.6"):
         critic = bool(keys.flag("critic.enable"))
+    told = critic_in_code(settings.path, estimator)
+    if told is not None:
+        return "ppo" if told else "grpo"
     if critic:
         keys.bound(key, f"{estimator[:30]} is counted with the critic that the file describes", "method")
     else:
