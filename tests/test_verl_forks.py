@@ -80,6 +80,9 @@ def test_the_defaults_of_a_fork_are_its_own(tmp_path: Path) -> None:
     assert job.rollout is not None
     assert (job.rollout.group_size, job.rollout.tensor_parallel, job.rollout.sleep) == (7, 4, "none")
     assert not deciding(found)
+    (tmp_path / "run.sh").write_text(run.replace("Qwen/Qwen2.5-0.5B", "YOUR_MODEL"))
+    away = check_file(str(tmp_path / "run.sh"), {"num_gpus": 8, "gpu": "a100-80gb"})
+    assert away.hint == "add --model, such as --model Qwen/Qwen2.5-7B"
 
 
 def test_a_recipes_config_stands_over_that_of_its_search_path(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ trainer/fsdp_sft_trainer.py, workers/engine/fsdp/transformer_impl.py; 0.9
 trainer/config/rollout/rollout.yaml, workers/config/model.py."""
 
 from memplan.frameworks.base import Keys
+from memplan.frameworks.documents import Settings
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.own_words.names import bound_images
 from memplan.frameworks.verl.asking import known
@@ -65,8 +66,8 @@ def read_switches(keys: Keys, at: str, engine: str) -> None:
     config = f"{at}hf_config_path"
     if keys.has(config) and keys.text(config) != keys.get(f"{at}path"):
         keys.warn(config, "the model is counted by the config of its own path")
-    said = keys.settings.values.get("data.image_key") or keys.settings.values.get("data.video_key")
-    bound_images(keys, f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain", workers, bool(said))
+    said = any(_names(keys.settings, each) for each in ("image", "video"))
+    bound_images(keys, f"{at}path" if keys.has(f"{at}path") else f"{at}partial_pretrain", workers, said)
     if keys.flag(f"{engine}full_determinism"):
         keys.warn(f"{engine}full_determinism", DETERMINISTIC)
     if (keys.text("trainer.use_legacy_worker_impl") or "").lower() == "enable":
@@ -76,6 +77,13 @@ def read_switches(keys: Keys, at: str, engine: str) -> None:
         if keys.draft.values["sharding"] == "fsdp" and keys.has(f"{engine}use_orig_params"):
             key = f"{engine}use_orig_params"
             put_inner(keys, "fsdp", "use_orig_params", keys.flag(key), key)
+
+
+def _names(settings: Settings, what: str) -> bool:
+    """Whether a command, or a config in words of its own, says where its data has them; verl's config always does."""
+    key = f"data.{what}_key"
+    value, config = settings.values.get(key), settings.paths.get(key, settings.path).endswith((".yaml", ".yml"))
+    return bool(value) and not (config and value == f"{what}s")
 
 
 def _dtypes(keys: Keys, at: str) -> None:
