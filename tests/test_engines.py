@@ -306,10 +306,13 @@ def test_sglang_has_rows_for_its_requests_outside_of_the_share() -> None:
         ("qwen2.5-7b", "l4-24gb", {"engine_version": "0.27.1", "max_model_len": 60000, "enforce_eager": True}, "yes"),
         ("qwen3.5-9b", "l40s-48gb", {"engine_version": "0.20.0", "max_model_len": 131072}, "yes"),
         ("gemma-4-31b", "rtx-5090-32gb", {"quantization": "nvfp4", "max_model_len": 4096}, "tight"),
+        ("qwen3-32b", "121.69GiB", {"engine_version": "0.28.0", "max_model_len": 131072}, "tight"),
+        ("qwen3-32b", "121.69GiB", {"engine_version": "0.28.0", "max_model_len": 65536}, "yes"),
     ],
 )
 def test_a_start_that_hangs_on_what_is_uncertain_is_tight(model: str, gpu: str, rollout: Any, fits: str) -> None:
-    """A first compilation, kernels that are tuned, what a format that a job names alone leaves in 16 bits."""
+    """A first compilation, kernels that are tuned, what a format that a job names alone leaves in 16 bits, a host's
+    memory."""
     share = {"gpu_memory_utilization": 0.85 if gpu == "l4-24gb" else 0.84}
     job = {"model": model, "method": "generate", "gpu": gpu, "rollout": {**share, **rollout}}
     found = estimate(job)

@@ -14,7 +14,7 @@ from memplan.engine.overhead import context_bytes
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import EngineConstants, Gpu
 from memplan.tables.engines import BEFORE_HOPPER, DENSE, Era, era_of
-from memplan.units import MiB
+from memplan.units import GiB, MiB
 
 NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
 """Outside PyTorch since the engine's first look at the card: kernels that load, workspaces."""
@@ -26,6 +26,10 @@ UNEVEN, TRITON_MOST = ("7.5", "11.0", "12.0", "12.1", "unknown"), 5632 * MiB
 COMPILED = 2048 * MiB
 """At most of a profile run that compiles its layers for the first time: 1.5 to 2 GiB of a 7B on an L4 under 0.27 and of
 a 14B on an L40S under 0.29, where an eager one takes 0.3."""
+UNNAMED, HOSTS = 96 * GiB, 16 * GiB
+"""A card that is given by so large a size alone may be one whose memory is its host's too (GB10, Thor): what processes
+take there since the first look counts as the engine's (vllm 0.28 utils/mem_utils.py: MemorySnapshot.measure), 1 to
+15 GiB of eleven starts."""
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""
@@ -130,6 +134,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     short = least_bytes(of, gpu) + besides
     first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
     kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0
+    kernels += HOSTS if gpu.vendor == "custom" and gpu.usable_bytes >= UNNAMED else 0
     most = most_bytes(of, gpu) + besides + first + kernels + int(graphs.high * _estimate(of, era, cache))
     return Figures(
         budget=budget,
