@@ -273,3 +273,12 @@ def test_a_model_that_is_adapted_before_the_trainer_has_a_second_set_of_adapters
 ) -> None:
     text = ADAPTED.format(trainer=f"{trainer}Trainer", config=f"{trainer}Config", arguments=arguments, **how)
     assert checked("a.py", text, trainer_version=version).job["reference"] == reference
+
+
+def test_towers_that_unsloth_loads_beside_a_language_model_are_said() -> None:
+    text = UNSLOTH.format(first=FIRST, second=SECOND, arguments="").replace(
+        "Qwen/Qwen2.5-0.5B", "unsloth/gemma-3n-E4B-it"
+    )
+    found = checked("a.py", text)
+    assert found.fits == "unclear"
+    assert "towers of images and of sound are loaded too" in str(found.unread)

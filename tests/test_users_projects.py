@@ -595,9 +595,9 @@ def test_ppo_with_a_value_head_on_its_model_is_unclear() -> None:
 model = AutoModelForCausalLMWithValueHead.from_pretrained("Qwen/Qwen2.5-0.5B")
 PPOTrainer(PPOConfig(batch_size=8), model, None, tokenizer)
 """
-    found = checked("ppo.py", text)
-    assert found.fits == "unclear"
-    assert "whose model has its own value head" in found.text
+    for found in (checked("ppo.py", text), checked("a.sh", "accelerate launch ppo.py --batch_size 8\n")):
+        assert found.fits == "unclear"
+        assert "whose model has its own value head" in found.text
 
 
 @pytest.mark.parametrize(
@@ -628,3 +628,11 @@ def test_lists_of_packages_by_other_names(name: str) -> None:
     written(name, "trl==0.18.1\n")
     text = "from trl import SFTTrainer\nSFTTrainer('Qwen/Qwen2.5-0.5B', train_dataset=rows).train()\n"
     assert checked("train.py", text).job["trainer_version"] == "0.18.1"
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"), [("openai-community/gpt2", ["c_attn"]), ("Qwen/Qwen2.5-0.5B", ["q_proj", "v_proj"])]
+)
+def test_modules_that_peft_takes_by_the_models_type(model: str, targets: list[str]) -> None:
+    written("train.py", OF_LORA.replace(', target_modules=["q_proj"]', "").replace("Qwen/Qwen2.5-0.5B", model))
+    assert checked("a.sh", "python train.py\n").job["lora"]["targets"] == targets

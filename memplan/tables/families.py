@@ -29,10 +29,23 @@ MODULE_NAMES = frozenset(
         "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
         "c_attn", "c_proj", "c_fc", "query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "Wqkv", "Wi", "Wo",
         "W_pack", "out_proj", "in_proj", "x_proj", "dt_proj", "fc1", "fc2", "fc_in", "fc_out", "w1", "w2", "w3",
-        "wqkv", "wo", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "query", "key", "value",
+        "wqkv", "wo", "wi", "wi_0", "wi_1", "query_proj", "key_proj", "value_proj",
+        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "query", "key", "value",
     ]
 )  # fmt: skip
 """Names of linears that target lists of several families carry: PEFT passes over those that a model does not have."""
+LORA_TARGETS = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), "c_attn"),
+    **dict.fromkeys(("bloom", "falcon", "gpt_neox", "chatglm"), "query_key_value"),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), "query value"),
+    **dict.fromkeys(("t5", "mt5"), "q v"),
+    "codegen": "qkv_proj",
+    "deberta-v2": "query_proj value_proj",
+    "mpt": "Wqkv",
+    "nemotron_h": "q_proj k_proj v_proj o_proj",
+    "phi": "q_proj v_proj fc1 fc2",
+}
+"""What PEFT adapts of a type where no module is named; of others q_proj and v_proj (peft 0.21 utils/constants.py)."""
 ENDS_ON_EACH_STAGE = frozenset(
     words_of(
         """bloom falcon gemma gemma4 gpt2 gpt_oss granitemoe granitemoehybrid internlm2 jamba mamba minicpm mixtral

@@ -9,12 +9,11 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.files import might_be
 from memplan.frameworks.programs.gathered import HINTS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH
+from memplan.frameworks.programs.unsloth import family_of
 from memplan.frameworks.programs.values import Thing, Unknown, known, plain
+from memplan.tables.families import LORA_TARGETS
 from memplan.tables.peft_fields import FIELDS, NO_EFFECT, NOT_MODELLED
 from memplan.units import words_of
-
-USUAL = ("q_proj", "v_proj")
-
 
 SEVEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -100,7 +99,7 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = Fa
             draft.warn(key, where, "not modelled" if key in NOT_MODELLED else "not understood", "adapters")
     if unsloth:
         _ends(lora, new_tokens)
-    _targets(lora, config, draft)
+    _targets(lora, config, gathered, draft)
     draft.put("lora", lora, Origin(FILE, f"{config.place}: {config.last}"))
 
 
@@ -137,15 +136,18 @@ def _ask_lora(key: str, value: Any, where: str, draft: Draft) -> None:
         draft.ask(OF_LORA.get(key, "lora"), where, f"{key} is {text}", "" if key in OF_LORA else HINTS["lora"])
 
 
-def _targets(lora: dict[str, Any], config: Thing, draft: Draft) -> None:
+def _targets(lora: dict[str, Any], config: Thing, gathered: Gathered, draft: Draft) -> None:
     """Modules by name; PEFT's own for the model where none is named."""
     targets = lora.get("targets")
     where = str(config.places.get("target_modules", config.place))
     if targets is None and "target_modules" in config.values and not known(config.values["target_modules"]):
         lora.pop("targets", None)
     elif targets is None and "target_parameters" not in config.values:
-        lora["targets"] = list(USUAL)
+        family = family_of({"model": gathered.values.get("model_name_or_path"), **draft.values, **draft.options})
+        lora["targets"] = LORA_TARGETS.get(family, "q_proj v_proj").split()
         said = "q_proj and v_proj are counted, as PEFT takes for Llama, Mistral, Qwen and Gemma"
+        if family in LORA_TARGETS:
+            said = f"{', '.join(lora['targets'])} are counted, as PEFT takes for {family}"
         draft.remarks.append(f"{where}: target_modules is not set: {said}")
     elif isinstance(targets, str) and targets != "all-linear":
         if not re.fullmatch(r"\w+", targets):

@@ -10,6 +10,7 @@ from memplan.frameworks.hugging_face.dialect_scripts import script_of
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.programs.follow import followed, trainings
 from memplan.frameworks.programs.models import things
+from memplan.frameworks.programs.reading import has_value_head
 from memplan.frameworks.programs.run import Known
 from memplan.frameworks.programs.values import Place, Thing
 
@@ -39,7 +40,8 @@ def started(document: Document, known: Known | None = None) -> Started | None:
         models = things(found[0].values.get("model")) if found else []
         plain = all(str(each.values["class"]).startswith("Auto") for each in models) and models
         mine = plain or not script or script.trainer == "trl"  # whose options say less than the program's calls
-        if len(found) == 1 and isinstance(found[0].values.get("args"), Thing) and mine:
+        told = found and (has_value_head(found[0]) or (mine and isinstance(found[0].values.get("args"), Thing)))
+        if told and len(found) == 1:
             return Started(launch, program, under)
     return None
 

@@ -52,13 +52,19 @@ OF_SCRIPTS = {name for name, _, _ in ROWS}
 """Options of known scripts: where a program is followed, its calls say what they do."""
 
 
+def has_value_head(trainer: Thing) -> bool:
+    """Whether it is TRL's PPO until 0.11."""
+    given = [each for value in trainer.values.values() for each in things(value)]
+    heads = any(str(each.values["class"]).endswith("WithValueHead") for each in given)
+    return heads and TRAINERS[trainer.last] == "ppo"
+
+
 def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, draft: Draft) -> None:
     """One trainer into the draft. Raises InvalidJob for a trainer that is not modelled."""
     method = TRAINERS[trainer.last]
     if method not in METHODS and method != "transformers":
         raise InvalidJob(f"{trainer.place}: {trainer.last} is not modelled", f"modelled: {', '.join(METHODS)}")
-    given = [each for value in trainer.values.values() for each in things(value)]
-    if method == "ppo" and any(str(each.values["class"]).endswith("WithValueHead") for each in given):
+    if has_value_head(trainer):
         raise NotKnown(f"{trainer.place}: TRL's PPO until 0.11, whose model has its own value head, is not read", WRITE)
     gathered, draft.facts["program"] = Gathered(path), path
     arguments: Any = trainer.values.get("args")

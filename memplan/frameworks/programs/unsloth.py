@@ -158,6 +158,9 @@ def kernels(draft: Draft) -> None:
     what = f"{given.get('method')} of {family}{'' if given.get('lora') else ' without adapters'}"
     why = f"Unsloth's kernels are not modelled for {what}: transformers' own layers are counted, which hold no less"
     draft.bound("FastLanguageModel", where, why, "attention")
+    if family == "gemma3n_text":
+        hint = "add --without FastModel, if what is free holds them"
+        draft.warn("FastModel", where, "towers of images and of sound are loaded too, and not counted", "model", hint)
     if family == "mllama":  # its own checkpoints are no torch's, which cannot run the tower's backward twice
         draft.values["gradient_checkpointing_reentrant"] = False
         draft.origins["gradient_checkpointing_reentrant"] = Origin(FILE, f"{where}: Unsloth's own checkpoints")
