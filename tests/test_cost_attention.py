@@ -84,3 +84,10 @@ def test_workstation_cards_have_products_and_fp32_of_their_own() -> None:
     laptop = card(find_gpu("rtx-4060-laptop-8gb"))
     kin = {name for name, gpu in load_gpus().items() if gpu.architecture == "8.9"}
     assert any(name in laptop.assumed for name in kin)
+
+
+def test_eager_attention_is_more_kernels_for_the_host() -> None:
+    """Five beside the 31 of a layer, which pace a forward of 64 tokens."""
+    short: dict[str, Any] = {"batch_size": 1, "sequence_length": 64}
+    eager, fused = (passed(recipe(**short, attention=it)).forward for it in ("eager", "sdpa"))
+    assert eager / fused == pytest.approx(36 / 31)

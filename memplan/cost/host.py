@@ -20,6 +20,8 @@ ADAPTER_KERNELS = 8
 QUANTISED_KERNELS: dict[str, int] = {"gptq": 14, "awq": 4, "nf4": 4, "fp4": 4, "int8": 8, "hqq": 6}
 """Of one quantised linear beside its product: dequantising, and the autograd function around it. GPTQ's are unpacked by
 operations of PyTorch: shifts and masks of weights and of zeros, their difference, the scale, a copy."""
+EAGER_KERNELS = 5
+"""Of eager attention beside the one of a fused kernel (counted on transformers 5.24's Llama)."""
 CHECKPOINT = 100e-6
 """Seconds of one checkpointed unit: generator states kept and set again, the graph walked, in Python."""
 PACKED, PACKED_KERNELS, PACKED_ADAPTER = 0.65, 1.1, 26 / 7
@@ -70,6 +72,8 @@ class Issued(NamedTuple):
     """Modules are Megatron's, over Transformer Engine's."""
     looped: float
     """Experts that are modules of their own."""
+    eager: bool
+    """Attention is."""
     packed: float
     """Share of such layers whose saved tensors go through hooks."""
 
@@ -87,7 +91,7 @@ def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     """One layer's."""
     linears = of.linears
     kernels = each.kernels * (FUSED_KERNELS if of.fused else 1.0) + of.experts + ADAPTER_KERNELS * of.adapted
-    kernels += RING_KERNELS * (of.ring - 1)
+    kernels += RING_KERNELS * (of.ring - 1) + (EAGER_KERNELS if of.eager else 0)
     kernels += QUANTISED_KERNELS.get(of.quantised.split("-")[0], 0) * linears
     issued = kernels * rates.launch
     if of.megatron:

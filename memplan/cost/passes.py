@@ -168,6 +168,7 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         sum(1 for _ in merged(each.products)) if shape.merged else len(each.products),
         shape.merged,
         held if shape.looped else 0.0,
+        shape.attention == "eager" and each.per_pair > 0,
         sum(one.shares[kind] for one in shape.again if one.what == "full") if shape.packs else 0.0,
     )
     host = host_of(each, issued, rates)
