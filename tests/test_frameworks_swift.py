@@ -60,11 +60,13 @@ def subjects(draft: Draft) -> set[str]:
         ("--fsdp fsdp2", "sharding", "fsdp2"),
         ("--gradient_checkpointing false", "gradient_checkpointing", "none"),
         ("--packing true --packing_length 4096", "sequence_length", 4096),
+        ("--packing true --packing_length 512", "sequence_length", 1024),
         ("--sequence_parallel_size 4", "sequence_length", 256),
         ("--use_liger_kernel true", "kernels", "liger"),
         ("--use_liger_kernel true --loss_scale hermes", "loss_head", "cross-entropy"),
         ("--per_device_train_batch_size 3", "gradient_accumulation_steps", 6),
         ("--split_dataset_ratio 0.01", "eval_batch_size", 1),
+        ("--cached_val_dataset made/val", "eval_batch_size", 1),
         ("--tuner_type full --freeze_vit true --freeze_aligner false", "freeze", ["vision_tower"]),
     ],
 )  # fmt: skip
@@ -152,7 +154,7 @@ def test_processes_are_those_of_the_variables(tmp_path: Path) -> None:
 def test_preferences_know_their_reference_and_their_packs(tmp_path: Path) -> None:
     dpo = drawn(tmp_path, f"{FOUR} swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-7B-Instruct --max_length 8192 "
                           "--packing true --tuner_type full --attn_impl flash_attn\n")  # fmt: skip
-    assert (dpo.values["method"], dpo.values["sequence_length"]) == ("dpo", 4096)
+    assert (dpo.values["method"], dpo.values["sequence_length"]) == ("dpo", 8192)  # two of that length are a pack
     simpo = drawn(tmp_path, f"{LORA.replace('sft', 'rlhf --rlhf_type cpo --loss_type simpo')}\n")
     assert (simpo.values["method"], simpo.values["sft_term"]) == ("simpo", True)
     assert drawn(tmp_path, f"{LORA.replace('sft', 'dpo')} --sft_type lora\n").values["method"] == "dpo"

@@ -42,20 +42,21 @@ def read_method(keys: Keys, verb: str) -> str:
 
 
 def read_lengths(keys: Keys, method: str) -> None:
-    """``max_length``: of a sample, of a pack, or of online methods of a prompt."""
+    """``max_length``: of a sample, each of a pair, and of online methods of a prompt. A sample, or a pair, longer
+    than a pack is one by itself (swift/dataset/packing.py: to_constant_volume)."""
     packed = bool(keys.flag("packing"))
-    name = "packing_length" if packed and keys.has("packing_length") else "max_length"
-    length = keys.whole(name)
+    length, pack = keys.whole("max_length"), keys.whole("packing_length") if packed else None
     keys.skip("max_length", "packing_length", "padding_free", "max_completion_length")
+    longest = max(length or 0, (pack or 0) // 2 if method in PAIRS else pack or 0)
     if method in ONLINE:
         _online(keys, length)
-    elif length is None or length <= 0:
+    elif longest <= 0:
         ask_length(keys)
-    elif packed and method in PAIRS:
-        keys.put("sequence_length", max(1, length // 2), name)
-        keys.draft.remarks.append(f"{keys.settings.where('packing')}: a pack of {length} tokens holds both of a pair")
     else:
-        keys.put("sequence_length", length, name)
+        keys.put("sequence_length", longest, "max_length" if length == longest else "packing_length")
+    if packed and method in PAIRS and length and length > 0:
+        why = f"a pair may be two samples of {length} tokens, longer than a pack of {pack or length}"
+        keys.draft.remarks.append(f"{keys.settings.where('packing')}: {why}")
 
 
 def ask_length(keys: Keys) -> None:

@@ -244,7 +244,8 @@ def _attention(keys: Keys) -> None:
 def _evaluation(keys: Keys) -> None:
     """Evaluation's batch where there is something to evaluate: 1 by default, of ms-swift 2 training's
     (swift/llm/utils/argument.py)."""
-    some = keys.has("val_dataset") or (keys.number("split_dataset_ratio") or 0) > 0
+    given = keys.has("val_dataset") or keys.has("cached_val_dataset")
+    some = given or (keys.number("split_dataset_ratio") or 0) > 0
     if "train_type" in keys.settings.values and not some and not keys.has("split_dataset_ratio"):
         some = any(keys.has(key) for key in ("eval_steps", "per_device_eval_batch_size"))  # 0.01 up to ms-swift 3.5
     strategy = (keys.text("eval_strategy") or keys.text("evaluation_strategy") or "steps").lower()
