@@ -606,6 +606,7 @@ PPOTrainer(PPOConfig(batch_size=8), model, None, tokenizer)
         ("apply_liger_kernel_to_qwen2()", "AutoModelForCausalLM", "", "liger"),
         ("", "AutoLigerKernelForCausalLM", "", "liger"),
         ("", "AutoModelForCausalLM", "apply_liger_kernel_to_qwen2()", "none"),
+        ("", "AutoLigerKernelForCausalLM", "swiglu=False", "none"),
         ("apply_liger_kernel_to_qwen2(fused_linear_cross_entropy=False)", "AutoModelForCausalLM", "", "none"),
         ("if len(rows) > 3:\n    apply_liger_kernel_to_qwen2()", "AutoModelForCausalLM", "", "none"),
         ("apply_liger_kernel_to_llama()", "AutoModelForCausalLM", "", "none"),
@@ -615,7 +616,7 @@ def test_kernels_that_are_put_in_before_the_model_is_made(before: str, cls: str,
     text = f"""from liger_kernel.transformers import *
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 {before}
-model = {cls}.from_pretrained("Qwen/Qwen2.5-0.5B")
+model = {cls}.from_pretrained("Qwen/Qwen2.5-0.5B"{f", {after}" if "=" in after else ""})
 {after}
 ids = tokenizer(text, truncation=True, max_length=64)
 Trainer(model=model, args=TrainingArguments("out"), train_dataset=ids).train()
@@ -636,3 +637,14 @@ def test_lists_of_packages_by_other_names(name: str) -> None:
 def test_modules_that_peft_takes_by_the_models_type(model: str, targets: list[str]) -> None:
     written("train.py", OF_LORA.replace(', target_modules=["q_proj"]', "").replace("Qwen/Qwen2.5-0.5B", model))
     assert checked("a.sh", "python train.py\n").job["lora"]["targets"] == targets
+
+
+def test_a_length_that_an_option_gives_is_not_asked_for_a_second_time() -> None:
+    options = "--model_name_or_path Qwen/Qwen2.5-0.5B --model_max_length 512 --cutoff_len 256 --num_train_epochs 1"
+    found = checked("a.sh", f"torchrun --nproc_per_node 1 gone.py {options}\n", sequence_length=128)
+    assert (found.fits, found.job["sequence_length"]) == ("yes", 128)
+
+
+def test_a_model_that_is_moved_to_another_device_is_the_same_model() -> None:
+    text = OF_LORA.replace('"Qwen/Qwen2.5-0.5B")', '"Qwen/Qwen2.5-0.5B").npu()')
+    assert checked("train.py", text).job["model"] == "Qwen/Qwen2.5-0.5B"

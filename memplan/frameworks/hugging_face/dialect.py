@@ -46,7 +46,8 @@ class Dialect:
         names = self.names(meaning)
         self.keys.skip(*names)
         said = [name for name in names if self.keys.has(name)]
-        if len({str(self.keys.get(name)) for name in said}) > 1 and meaning in MEANINGS:
+        told = MEANINGS.get(meaning, ("", ""))[1] in self.keys.draft.given
+        if len({str(self.keys.get(name)) for name in said}) > 1 and meaning in MEANINGS and not told:
             self.keys.warn(said[1], f"another value than {said[0]}'s", MEANINGS[meaning][0])
         return next(iter(said), next((name for name in names if self.keys.defaults.get(name) is not None), ""))
 

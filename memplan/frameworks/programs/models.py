@@ -289,7 +289,7 @@ MODEL: Mapping[str, Callable[[Call], Any]] = {
     "half": _put("cast", "float16"),
     "float": _put("cast", "float32"),
     "bfloat16": _put("cast", "bfloat16"),
-    **{device: _put("?device", device) for device in ("cuda", "cpu")},
+    **{device: _put("?device", device) for device in ("cuda", "npu", "xpu", "cpu")},
     **dict.fromkeys(("train", "eval", "enable_input_require_grads"), lambda call: call.owner),
     "merge_and_unload": _merged,
     "unload": _merged,

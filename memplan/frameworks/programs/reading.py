@@ -267,7 +267,8 @@ def _put_liger(gathered: Gathered, models: list[Thing], run: Run, draft: Draft) 
     """``apply_liger_kernel_to_llama()`` before a Llama is made, with all that it replaces by default, and
     AutoLigerKernelForCausalLM; of what is replaced in part, or afterwards, nothing: transformers' own hold no less."""
     made = {each.place: str(each.values["class"]) for each in models}
-    loads = [place for place, cls in made.items() if cls.startswith("AutoLigerKernel")]
+    auto = [each for each in models if str(each.values["class"]).startswith("AutoLigerKernel")]
+    loads = [each.place for each in auto if not LIGERS & each.values.keys()]
     for each in run.things:
         before = all(each.place.path == place.path and each.place.line < place.line for place in made)
         if made and before and each.last.startswith(LIGER) and not (each.depth or each.values):
@@ -278,6 +279,8 @@ def _put_liger(gathered: Gathered, models: list[Thing], run: Run, draft: Draft) 
 
 
 LIGER = "apply_liger_kernel_to_"
+LIGERS = {"rope", "cross_entropy", "fused_linear_cross_entropy", "rms_norm", "swiglu", "geglu"}
+"""What it replaces, as its arguments are called (liger-kernel 0.6 transformers/monkey_patch.py)."""
 
 
 def _named(gathered: Gathered, trainer: Thing, key: str, setting: str) -> None:
