@@ -8,7 +8,7 @@ from memplan.engine.losses.heads import Head
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.stack import Reached
 from memplan.engine.play.stacks import stack_of
-from memplan.engine.stacked import Moment, Stack
+from memplan.engine.traces import Moment, Stack
 from memplan.spec.groups import Loss
 from memplan.tables.styles import PassStyle
 

@@ -21,8 +21,8 @@ from memplan.errors import InvalidJob
 from memplan.resolve import resolve
 from memplan.spec.groups import OptimizerSettings
 from memplan.spec.reading import read_job
-from memplan.tables.optimizer_columns import EVERYWHERE, Optimizer
 from memplan.tables.optimizers import VARIANTS, find_optimizer
+from memplan.tables.styles import EVERYWHERE, Optimizer
 
 FP32, BF16 = 4, 2
 SETTINGS = OptimizerSettings(rank=8, head_elements=64 * 64 // 4)

@@ -28,7 +28,7 @@ from memplan.page.dressing import own_words
 from memplan.page.packing import LIST, TEXT, fitted, packed
 from memplan.planner import Plans
 from memplan.render.instants import moment_words
-from memplan.render.palette import OTHER, PALETTE
+from memplan.render.svg import OTHER, PALETTE
 from memplan.report import Report
 from memplan.tables.categories import STACK
 

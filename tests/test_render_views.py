@@ -13,8 +13,7 @@ from memplan.render import instants, words
 from memplan.render.catalogue import LISTS, SHOWN, list_table
 from memplan.render.compare_view import GROUPS, compare_blocks, grouped
 from memplan.render.estimate_view import defaulted, estimate_blocks, percent
-from memplan.render.ledger_view import ledger_blocks
-from memplan.render.term_view import term_blocks
+from memplan.render.ledger_view import ledger_blocks, term_blocks
 from memplan.render.text import plain
 from memplan.render.thumb_view import largest_by_category, reason, thumb_blocks
 from memplan.report import Report

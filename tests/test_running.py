@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from memplan.engine.allocator import replay
 from memplan.engine.allocator.blocks import Block
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
-from memplan.engine.allocator.replay import Playing, StepEvents
-from memplan.engine.allocator.running import run
+from memplan.engine.allocator.replay import Playing, StepEvents, run
 from memplan.engine.allocator.settings import Settings
 from memplan.units import KiB, MiB
 

@@ -19,7 +19,7 @@ from memplan.engine.play.cut import Cut, Played
 from memplan.engine.play.encoder_decoder import TwoStacks
 from memplan.engine.play.stack import Reached, StackRun, StackTape
 from memplan.engine.play.weights import Weights, listed
-from memplan.engine.stacked import AFTER, BACKWARD, FORWARD
+from memplan.engine.traces import AFTER, BACKWARD, FORWARD
 from memplan.errors import InvalidJob
 from memplan.reporting import peak
 from memplan.resolve import resolve

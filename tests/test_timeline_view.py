@@ -12,7 +12,7 @@ from commands import Run, runner_of
 
 from memplan.api import estimate
 from memplan.render.blocks import Drawing
-from memplan.render.palette import PALETTE, ink
+from memplan.render.svg import PALETTE, ink
 from memplan.render.timeline_view import CARD, HEIGHT, PEAK, stack, timeline_blocks
 from memplan.tables.categories import STACK
 from memplan.timeline import STEP, timeline

@@ -7,8 +7,7 @@ import pytest
 
 from memplan.render.svg import HEIGHT, Scale, gib_ticks
 from memplan.tables.categories import stacked
-from memplan.trace.picture import thinned, timeline_svg
-from memplan.trace.result import Phase, Point, Trace
+from memplan.trace.result import Phase, Point, Trace, thinned, timeline_svg
 from memplan.units import GiB
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from memplan.trace.compare import TermRow
-from memplan.trace.view import _difference
+from memplan.trace.view import TermRow, _difference
 
 MIB = 1 << 20
 

@@ -21,10 +21,9 @@ from typing import Any
 import pytest
 from browsers import REQUIRED, Driven, each_browser
 
-from memplan.asked import given_job, report_data, report_of, without_searches
+from memplan.asked import given_job, report_data, report_of, with_usual_trainer, without_searches
 from memplan.cli.app import main
 from memplan.render.data import to_json
-from memplan.usual import with_usual_trainer
 
 pytestmark = pytest.mark.slow
 if not REQUIRED and not (shutil.which("npm") and shutil.which("node") and find_spec("playwright")):

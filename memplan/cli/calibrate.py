@@ -94,7 +94,7 @@ def _starts(values: Mapping[str, Any]) -> "list[tuple[Log, Engine]]":
 
 
 def _constants(starts: "list[tuple[Log, Engine]]") -> "EngineConstants":
-    from memplan.logs.constants import constants
+    from memplan.logs.jobs import constants
 
     return constants(starts)
 

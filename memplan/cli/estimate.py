@@ -88,7 +88,7 @@ OF_ONE_JOB = ("explain", "ranks", "rule_of_thumb", "fail_over", "verify", "exact
 
 def given_of(values: Mapping[str, Any]) -> "JobInput":
     """The job that MODEL and the options describe; without them, the one that lies in this folder."""
-    from memplan.usual import with_usual_trainer
+    from memplan.asked import with_usual_trainer
 
     if not any(values.get(key) for key in ("target", "model", "total_params", "with_")):
         from memplan.frameworks.folders import lies_here

@@ -23,7 +23,7 @@ def parameters() -> list[Parameter]:
 
 def explain(values: Mapping[str, Any]) -> int:
     """Find the term, estimate the job if there is one, write both."""
-    from memplan.render.term_view import term_blocks, term_data, term_rows
+    from memplan.render.ledger_view import term_blocks, term_data, term_rows
     from memplan.tables.terms import find_term
 
     if values.get("term") is None:

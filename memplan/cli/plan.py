@@ -68,9 +68,9 @@ def result(found: "Plans") -> Result:
 
 def search(values: Mapping[str, Any]) -> "Plans":
     """The plans of what the options describe."""
+    from memplan.asked import with_usual_trainer
     from memplan.planner import plan as search_plans
     from memplan.planner.questions import MAXIMIZED
-    from memplan.usual import with_usual_trainer
 
     if values.get("budget") is not None:
         return _within(values)
@@ -95,8 +95,8 @@ NOT_BESIDE = ("allow", "top", "pareto", "min_gpus", "smallest_card", "maximize")
 
 def _within(values: Mapping[str, Any]) -> "Plans":
     """The job as it is, within a budget. Raises UsageError."""
+    from memplan.asked import with_usual_trainer
     from memplan.planner.budget import read_budget, within
-    from memplan.usual import with_usual_trainer
 
     size, meter = read_budget(values["budget"])
     other = next((name for name in NOT_BESIDE if values.get(name)), None)

@@ -69,7 +69,7 @@ def _over(values: Mapping[str, Any], axes: Sequence["Axis"]) -> dict[str, Any]:
 
 def place_of(values: Mapping[str, Any]) -> Place:
     """Where rows go: the form by --format, else by the file's ending, else CSV."""
-    from memplan.render.lines import FORMS
+    from memplan.render.data import FORMS
 
     path, form = values.get("output"), values.get("format_")
     if form is None and values.get("json"):
@@ -109,7 +109,7 @@ def _processes(text: str | None) -> int | None:
 @contextmanager
 def _opened(place: Place, grid: "Grid") -> Iterator[tuple[Callable[[str], object], set[str]]]:
     """What writes a line, and the ids of the rows that are there; a file keeps its whole lines, unless forced."""
-    from memplan.render.lines import first_line, ids_in
+    from memplan.render.data import first_line, ids_in
 
     header = first_line(place.form, grid.columns)
     if place.path is None:
@@ -152,7 +152,7 @@ def _write_all(
 ) -> tuple[int, int, Mapping[str, Any]]:
     """Rows written, how many of them are errors, and the first of these."""
     from memplan.comparison.workers import swept
-    from memplan.render.lines import line_of
+    from memplan.render.data import line_of
 
     errors, rows = 0, 0
     first: Mapping[str, Any] = {}

@@ -12,8 +12,8 @@ from memplan.render.progress import Progress
 if TYPE_CHECKING:
     from memplan.report import Report
     from memplan.spec.reading import JobInput
-    from memplan.trace.compare import TermRow
     from memplan.trace.result import Trace
+    from memplan.trace.view import TermRow
 
 HELP = """What two real training steps allocate, without a GPU: the model of transformers itself, on fake tensors.
 
@@ -84,13 +84,13 @@ def _leftovers(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _compared(found: "Trace", given: "JobInput") -> "list[TermRow]":
     from memplan.resolve import resolve
-    from memplan.trace.compare import compare
+    from memplan.trace.view import compare
 
     return compare(found, resolve(given))
 
 
 def _result(found: "Trace", compared: "list[TermRow]") -> Result:
-    from memplan.trace.picture import timeline_svg
+    from memplan.trace.result import timeline_svg
     from memplan.trace.view import trace_blocks
 
     rows = [row.to_dict() for row in compared]

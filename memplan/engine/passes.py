@@ -16,7 +16,7 @@ from memplan.engine.traces import NOTHING, Alive, LayerTrace, trace_layer
 from memplan.spec.layer import Layer
 
 if TYPE_CHECKING:
-    from memplan.engine.stacked import Stack
+    from memplan.engine.traces import Stack
 
 
 class TracedPass:

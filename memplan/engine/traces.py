@@ -1,6 +1,8 @@
 """Tapes of one layer and of the tail (final norm, head, loss): what each saves, and its peaks forward and backward.
 
-A model's step is put together from these in ``passes.py``: layers of one kind are traced once."""
+A model's step is put together from these in ``passes.py``: layers of one kind are traced once.
+
+The layers of a pass that share more than the residual stream, as they were played together (``play/stacks.py``)."""
 
 import weakref
 from functools import lru_cache
@@ -244,3 +246,44 @@ def recompute(frame: Frame, p: Pass, layer: Layer, x: Tensor) -> None:
     tape.refill(frame, lambda: decoder_layer(p, layer, x))
     p.shared.clear()
     tape.leave_autocast()
+
+
+FORWARD, TAIL, TURN, BACKWARD, REDUCED, AFTER, END = "forward", "tail", "turn", "backward", "reduced", "after", "end"
+"""Moments: the most in a layer's forward; while norm, head and loss run; while they run back; the most in a layer's
+backward; when it has run back; the most while what was made before the first layer runs back; when all has."""
+OUTSIDE = -1
+Moment = tuple[str, int, str]
+"""Which, of which layer, and at which point of its backward."""
+
+
+class Shared(NamedTuple):
+    """What lives beyond a layer, from one moment to another, by their places among all."""
+
+    tag: Tag
+    size: int
+    first: int
+    """-1: from the step before."""
+    last: int
+    """The number of moments: to the next step."""
+
+
+class Stack(NamedTuple):
+    """The layers of a pass, and what crosses them."""
+
+    layers: list[LayerTrace]
+    reached: bool
+    """A gradient comes down to the last layer's output."""
+    shared: tuple[Shared, ...]
+    places: dict[Moment, int]
+    after: Alive
+    """The most while what was made before the first layer runs back, beyond what is shared."""
+    gradients: int
+    """Of weights outside the layers."""
+    lasting: int
+    """Held by the model's forward alone, to its end."""
+    sums: list[int]
+    """What is shared at each moment."""
+
+    def beside(self, moment: Moment) -> int:
+        """What is shared at a moment."""
+        return self.sums[self.places[moment]]

@@ -1,14 +1,20 @@
-"""The job that a log tells of: an engine alone on its cards, with the settings that it was started with."""
+"""The job that a log tells of: an engine alone on its cards, with the settings that it was started with.
 
-from collections.abc import Mapping
+An engine's own constants on a machine: how far its start logs are from what is expected of its profile run, of what
+it holds outside PyTorch, and of its graphs."""
+
+from collections.abc import Mapping, Sequence
 from math import prod
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
 from memplan.errors import UsageError
+from memplan.generated import Engine
 from memplan.logs.measured import figures
 from memplan.logs.reading import Log
 from memplan.logs.settings import rollout_keys
+from memplan.spec.gpu import LARGEST, SMALLEST, EngineConstants
 from memplan.units import GiB
 
 
@@ -42,3 +48,24 @@ def job_keys(log: Log, given: Mapping[str, Any] = MappingProxyType({})) -> dict[
     keys |= {"num_gpus": cards} if cards > 1 else {}
     keys |= {"gpu": f"{found['total'].value / GiB:.2f}GiB"} if "total" in found else {}
     return {**keys, **given, "rollout": rollout}
+
+
+FIELDS = {"activation": "activation_bytes", "non_torch": "non_torch_bytes", "graphs": "graph_bytes"}
+"""Terms of a log, and what a report says of them."""
+
+
+def constants(starts: Sequence[tuple[Log, Engine]]) -> EngineConstants:
+    """The median over starts of measured to expected, of each term that both tell. Raises UsageError for none."""
+    found: dict[str, float] = {}
+    for term, field in FIELDS.items():
+        said = [(figures(log), getattr(engine, field)) for log, engine in starts]
+        ratios = [logged[term].value / size for logged, size in said if term in logged and size]
+        if ratios:
+            found[term] = min(max(median(ratios), SMALLEST), LARGEST)
+    if not found:
+        paths = ", ".join(log.path for log, _ in starts)
+        raise UsageError(
+            f"{paths}: no start says its peak activation, non-torch memory or graphs",
+            "vLLM prints them with VLLM_LOGGING_LEVEL=DEBUG",
+        )
+    return EngineConstants(starts=len(starts), **found)

@@ -94,7 +94,7 @@ def given_of(arguments: Arguments) -> JobInput:
 
 def usual_of(arguments: Arguments) -> JobInput:
     """The same, run by the trainer that the command line would take."""
-    from memplan.usual import with_usual_trainer
+    from memplan.asked import with_usual_trainer
 
     return with_usual_trainer(given_of(arguments))
 
@@ -154,7 +154,7 @@ def _diagnose(arguments: Arguments) -> dict[str, Any]:
 
 
 def _explain(arguments: Arguments) -> dict[str, Any]:
-    from memplan.render.term_view import term_data
+    from memplan.render.ledger_view import term_data
     from memplan.tables.terms import find_term
 
     of_a_job = arguments.get("job") or arguments.get("file")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from memplan.render.blocks import Block, Column, Drawing, Heading, Prose, Span, Table
 from memplan.render.layout import broken
-from memplan.render.palette import ink
+from memplan.render.svg import ink
 from memplan.render.words import category_title
 from memplan.timeline import BESIDE, PLAYED, STEP, TOGETHER, Curve, Point, Timeline
 from memplan.units import GiB, format_bytes

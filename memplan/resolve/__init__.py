@@ -21,7 +21,6 @@ from memplan.resolve.optimizers import optimizer
 from memplan.resolve.packing import kept_apart, packed, scoring_row
 from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.phases import evaluated, moments
-from memplan.resolve.provenance import NOTHING_YET, provenance
 from memplan.resolve.quantised import Base, quantised_base
 from memplan.resolve.recompute import checkpointing
 from memplan.resolve.rollouts import (
@@ -32,7 +31,7 @@ from memplan.resolve.rollouts import (
     with_own_batch,
     with_rollout_lengths,
 )
-from memplan.resolve.router_loss import router_loss
+from memplan.resolve.router_loss import NOTHING_YET, provenance, router_loss
 from memplan.resolve.storage import precision, sharding
 from memplan.spec.groups import Checkpointing
 from memplan.spec.job import Job

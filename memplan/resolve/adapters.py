@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.resolve.fsdp import check_flat, upcast
-from memplan.resolve.megatron_adapters import megatron_targets, products
-from memplan.resolve.megatron_layers import not_in_megatron
+from memplan.resolve.megatron_adapters import megatron_targets, not_in_megatron, products
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split, Stored

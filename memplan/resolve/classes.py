@@ -12,7 +12,7 @@ from memplan.spec.job import Job
 from memplan.spec.layer import Run
 from memplan.spec.model import ModelSpec
 from memplan.tables.families import FAILING, FLASH_UNTIL, FP32_ROUTERS
-from memplan.tables.optimizer_columns import Optimizer
+from memplan.tables.styles import Optimizer
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 

@@ -11,8 +11,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.zero import MOST, Offloaded, Selective, Zero
-from memplan.tables.optimizer_columns import Optimizer
-from memplan.tables.styles import ZeroWrapper
+from memplan.tables.styles import Optimizer, ZeroWrapper
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 

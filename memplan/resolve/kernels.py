@@ -37,7 +37,7 @@ def operators(
     mixers = mixer_kernels(job, spec, notes) == "cuda"
     tiled, sums = tiles(job, trainer, spec, base.stored, notes)
     if job.float8 != "none" or job.fsdp.float8_all_gather:
-        from memplan.resolve.float8 import float8
+        from memplan.resolve.storage import float8
 
         fused = fused._replace(float8=float8(job, trainer, spec, base.stored, notes))
     if job.flash_version > 2 and job.attention != "flash":

@@ -4,8 +4,7 @@ Sources: megatron-core 0.14 to 0.16 transformer/transformer_config.py, training/
 pipeline_parallel/schedules.py."""
 
 from memplan.errors import InvalidJob
-from memplan.resolve.megatron_adapters import check_adapters, megatron_targets
-from memplan.resolve.megatron_layers import not_in_megatron
+from memplan.resolve.megatron_adapters import check_adapters, megatron_targets, not_in_megatron
 from memplan.resolve.megatron_stages import check_copies, check_interleaved, check_stages
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job

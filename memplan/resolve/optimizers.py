@@ -7,9 +7,8 @@ from memplan.spec.groups import OptimizerChoice, OptimizerSettings
 from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR
 from memplan.spec.model import ModelSpec
-from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.optimizers import HF_TRAINERS, IN_BACKWARD, VARIANTS, find_optimizer
-from memplan.tables.styles import Fused
+from memplan.tables.styles import Fused, Optimizer
 from memplan.tables.trainer import Trainer
 
 

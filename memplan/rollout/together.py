@@ -22,8 +22,7 @@ from memplan.generated import Engine, Process, Together, as_engine
 from memplan.meters import Totals
 from memplan.moments import AsleepIn, Beside, phase_of
 from memplan.report import Crossing
-from memplan.rollout.holding import Holding, holding
-from memplan.rollout.instants import NONE, At, Scene, added, instants
+from memplan.rollout.instants import NONE, At, Holding, Scene, added, holding, instants
 from memplan.spec.generation import Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe

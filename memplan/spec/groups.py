@@ -11,10 +11,9 @@ from memplan.spec.recompute import Recompute
 from memplan.spec.routing import RouterLoss
 from memplan.spec.zero import Zero
 from memplan.tables.kernels import NO_KERNELS, Kernels
-from memplan.tables.optimizer_columns import Optimizer
 from memplan.tables.precisions import Precision
 from memplan.tables.quantizations import Quantization
-from memplan.tables.styles import OffloadStyle
+from memplan.tables.styles import OffloadStyle, Optimizer
 
 
 class Quantised(NamedTuple):

@@ -6,8 +6,7 @@ adam-mini 1.1.1, pytorch_optimizer 4.1.0."""
 
 from typing import Any
 
-from memplan.tables.optimizer_columns import Blocks, Optimizer
-from memplan.tables.styles import Fused
+from memplan.tables.styles import Blocks, Fused, Optimizer
 
 WHOLE = ("none", "ddp")
 """Every rank steps on whole tensors."""

@@ -46,7 +46,7 @@ class Call(NamedTuple):
     @property
     def usual(self) -> JobInput:
         """The same with the trainer that the command line would take."""
-        from memplan.usual import with_usual_trainer
+        from memplan.asked import with_usual_trainer
 
         return with_usual_trainer(self.given)
 

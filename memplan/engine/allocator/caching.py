@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from math import inf
 
-from memplan.engine.allocator.blocks import ADDRESSES, USED, Block, Pool, give_back
-from memplan.engine.allocator.expandable import expand, unmap_pages
+from memplan.engine.allocator.blocks import ADDRESSES, USED, Block, Pool, expand, give_back, unmap_pages
 from memplan.engine.allocator.settings import LARGE_SEGMENT_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, Settings, segment_size
 
 DEFAULT = Settings()

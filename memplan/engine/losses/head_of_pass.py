@@ -2,7 +2,7 @@
 
 from memplan.engine.losses.heads import Head
 from memplan.engine.losses.scored import FUSED_PROGRAMS
-from memplan.engine.parallel.fsdp2.ends import head_gathered_whole
+from memplan.engine.parallel.fsdp2.units import head_gathered_whole
 from memplan.engine.tape.ops import FP32
 from memplan.spec.groups import Loss, LossCode, Resident
 from memplan.spec.recipe import Recipe

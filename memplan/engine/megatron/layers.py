@@ -16,11 +16,11 @@ from functools import lru_cache
 
 from memplan.engine.megatron import te
 from memplan.engine.megatron.attention import LSE, OUT, K, Q, V, kernel, self_attention, twice
-from memplan.engine.megatron.feed_forward import dense
 from memplan.engine.megatron.head import checkpointed_mtp, with_projection
 from memplan.engine.megatron.moe import mixture
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held, Step, Steps, checkpointed, made_again
+from memplan.engine.megatron.te import dense
 from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Attention

@@ -7,11 +7,10 @@ experts' width on this rank."""
 from typing import NamedTuple
 
 from memplan.engine.megatron import te
-from memplan.engine.megatron.adapters import Product, summed
-from memplan.engine.megatron.adapters import kept as kept_by_adapter
-from memplan.engine.megatron.feed_forward import activation
 from memplan.engine.megatron.shape import Shape
-from memplan.engine.megatron.steps import Held, Step, Steps, made_again
+from memplan.engine.megatron.steps import Held, Product, Step, Steps, made_again, summed
+from memplan.engine.megatron.steps import kept as kept_by_adapter
+from memplan.engine.megatron.te import activation
 from memplan.spec.parts import Bare, Experts, FeedForward
 
 ROUTER = "megatron-core 0.14 transformer/moe/router.py, moe_utils.py: topk_routing_with_score_function"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from memplan.engine.megatron.adapters import Product, product
+from memplan.engine.megatron.steps import Product, product
 from memplan.engine.megatron.weights import padded_vocabulary
 from memplan.spec.gpu import Hardware
 from memplan.spec.lora import Adapter

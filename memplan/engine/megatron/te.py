@@ -2,12 +2,16 @@
 
 TransformerEngine 2.11 pytorch/module/linear.py (_Linear), layernorm_linear.py (_LayerNormLinear), ops/basic/rmsnorm.py.
 Weights are never counted here. With ``gradient_accumulation_fusion`` a weight's gradient goes into its fp32 buffer
-inside the product; without it, there is one of the weight's size and dtype for a moment."""
+inside the product; without it, there is one of the weight's size and dtype for a moment.
 
-from memplan.engine.megatron.adapters import WHOLE, Product, summed, with_source
-from memplan.engine.megatron.adapters import kept as kept_by_adapter
+Dense feed-forwards: norm and first matmul in one, the activation, the second matmul (megatron-core 0.14
+transformer/mlp.py, fusions/fused_bias_swiglu.py)."""
+
+from memplan.engine.megatron import te
 from memplan.engine.megatron.shape import Shape
-from memplan.engine.megatron.steps import Held, Step, size
+from memplan.engine.megatron.steps import WHOLE, Held, Product, Step, Steps, made_again, size, summed, with_source
+from memplan.engine.megatron.steps import kept as kept_by_adapter
+from memplan.spec.parts import FeedForward
 
 FP32 = 4
 NORM_FORWARD, NORM_BACKWARD = 2, 4
@@ -175,3 +179,46 @@ def _through_adapter(product: Product, gradient: Held, behind: tuple[Held, ...])
     """Of backward, beside the gradient of the output: the scaled gradient that the adapter begins with, or what stands
     when its input's gradient waits for the base's."""
     return max((gradient._replace(name="scaled gradient"),), behind, key=size) if product.rank else ()
+
+
+SWIGLU = "megatron-core 0.14 fusions/fused_bias_swiglu.py: SwiGLUFunction"
+UNFUSED = "megatron-core 0.14 transformer/mlp.py: glu"
+
+
+def dense(s: Shape, part: FeedForward) -> Steps:
+    """Its norm is part of the first matmul."""
+    width = part.intermediate // s.tensor
+    *inputs, down = part.linears
+    first = te.layernorm_linear(s, "fc1", "the first matmul", width * (2 if part.gated else 1), s.product(inputs))
+    steps: Steps = (
+        first,
+        activation(s, s.tokens, width, part.gated),
+        te.row_linear(s, "fc2", "the second matmul", width, product=s.product([down])),
+    )
+    if "mlp" in s.recomputed:
+        inner = [each.name for step in steps for each in step.kept]
+        steps = made_again(steps, [name for name in inner if name != "input of the first matmul"], "fc2")
+    return steps
+
+
+def activation(
+    s: Shape, tokens: int, width: int, gated: bool, name: str = "activation", weighted: bool = False
+) -> Step:
+    """SwiGLU fused: only its input, gate and up side by side, is kept, and its gradient is one tensor of that size.
+    Unfused: silu keeps gate, the product silu(gate) and up. Its output is kept by the product that follows."""
+    both = Held(
+        "gate and up" if gated else "the activation's input", "T·F·e", (tokens, width * (2 if gated else 1), s.itemsize)
+    )
+    kept = [both]
+    if gated and not s.settings.bias_swiglu_fusion and not weighted:
+        kept.append(Held("the activated gate", "T·F·e", (tokens, width, s.itemsize)))
+    return Step(
+        name,
+        kept=tuple(kept),
+        backward=(
+            te.stream(s, te.STREAM_GRADIENT),
+            Held("gradient of the activation", "T·F·e", (tokens, width, s.itemsize)),
+            both._replace(name="gradient of its input"),
+        ),
+        source=SWIGLU if s.settings.bias_swiglu_fusion else UNFUSED,
+    )

@@ -7,8 +7,8 @@ are divided over the expert-parallel ranks, each over its expert-tensor-parallel
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from memplan.engine.megatron.adapters import matrices, product
 from memplan.engine.megatron.stages import Chunk, chunks_of
+from memplan.engine.megatron.steps import matrices, product
 from memplan.engine.tensors import tower_weights
 from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.layer import Layer

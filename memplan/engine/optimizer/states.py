@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memplan.engine.tensors import Weight
 from memplan.spec.groups import OptimizerSettings
 from memplan.spec.recipe import Recipe
-from memplan.tables.optimizer_columns import Blocks, Optimizer
+from memplan.tables.styles import Blocks, Optimizer
 from memplan.units import ceil_div
 
 FP32 = 4

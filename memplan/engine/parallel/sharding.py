@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp2.ends import has_tail
-from memplan.engine.parallel.fsdp2.units import FP32, adds_in_place, gathers, upcasts, waits_for_reduction
+from memplan.engine.parallel.fsdp2.units import FP32, adds_in_place, gathers, has_tail, upcasts, waits_for_reduction
 from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec

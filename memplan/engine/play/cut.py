@@ -10,12 +10,27 @@ from math import inf
 
 from memplan.engine.play.stack import StackRun, StackTape
 from memplan.engine.play.tape import PlayedStorage
-from memplan.engine.stacked import AFTER, BACKWARD, END, FORWARD, OUTSIDE, REDUCED, TAIL, TURN, Moment, Shared, Stack
 from memplan.engine.tape.graph import Tensor, dissolve
 from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.tape.tags import Tag
 from memplan.engine.tape.tape import OTHER_GRAPH
-from memplan.engine.traces import NOTHING, Alive, LayerTrace, Tags
+from memplan.engine.traces import (
+    AFTER,
+    BACKWARD,
+    END,
+    FORWARD,
+    NOTHING,
+    OUTSIDE,
+    REDUCED,
+    TAIL,
+    TURN,
+    Alive,
+    LayerTrace,
+    Moment,
+    Shared,
+    Stack,
+    Tags,
+)
 
 
 class Played:

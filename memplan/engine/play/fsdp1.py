@@ -5,8 +5,7 @@ torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward
 
 from collections import deque
 
-from memplan.engine.parallel.fsdp1.beside_layers import waits_for_layer_before
-from memplan.engine.parallel.fsdp1.held_inputs import leaves_behind
+from memplan.engine.parallel.fsdp1.beside_layers import leaves_behind, waits_for_layer_before
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.sharding import Group
 from memplan.engine.play.weights import OUTSIDE

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from memplan.engine.allocator.replay import CONSTRUCTED, StepEvents
 from memplan.engine.megatron import head
 from memplan.engine.megatron.activations import chunk_length, moments, steps_of
-from memplan.engine.megatron.adapters import SUM
 from memplan.engine.megatron.build import MegatronParts, megatron_ledger
 from memplan.engine.megatron.head import mtp_table
 from memplan.engine.megatron.scores import instants_of_scores
@@ -23,7 +22,7 @@ from memplan.engine.megatron.states import (
     padded_elements,
     state_itemsizes,
 )
-from memplan.engine.megatron.steps import Held, Step, fullest_forward
+from memplan.engine.megatron.steps import SUM, Held, Step, fullest_forward
 from memplan.engine.megatron.weights import Share, before_layers, behind_layers, layer_shares, with_adapters
 from memplan.engine.tape.tags import Tag
 from memplan.spec.recipe import Recipe

@@ -9,8 +9,8 @@ from memplan.engine.play.cut import Cut, Played
 from memplan.engine.play.encoder_decoder import TwoStacks
 from memplan.engine.play.stack import Reached, StackRun, StackTape
 from memplan.engine.play.weights import Weights, listed
-from memplan.engine.stacked import Stack
 from memplan.engine.tensors import model_weights
+from memplan.engine.traces import Stack
 from memplan.engine.uncollected import uncollected
 from memplan.spec.model import ModelSpec
 from memplan.spec.recompute import Recompute

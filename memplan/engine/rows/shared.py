@@ -7,8 +7,8 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.sharding import KeptGradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.rows.embedding import table_behind_tower
-from memplan.engine.stacked import AFTER, BACKWARD, END, FORWARD, OUTSIDE, REDUCED, TAIL, TURN, Moment, Shared, Stack
 from memplan.engine.tape.tags import Tag
+from memplan.engine.traces import AFTER, BACKWARD, END, FORWARD, OUTSIDE, REDUCED, TAIL, TURN, Moment, Shared, Stack
 from memplan.spec.recipe import Recipe
 
 SOURCE = "torch 2.13 autograd and transformers 5.23, the layers of a pass replayed on one tape"

@@ -161,7 +161,7 @@ def fused(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     """``scaled_dot_product_attention``; a mask becomes a bias, and flash's output is copied into another layout."""
     tape = p.tape
     if p.mode.context > 1:
-        from memplan.engine.parallel.ring_attention import ring_attention
+        from memplan.engine.parallel.sequence import ring_attention
 
         return ring_attention(p, q, k, v, p.dim("H", mixer.num_heads), out_dim)
     chosen, bias = kernel(p, mixer, tape.autocast or q.itemsize), None

@@ -41,7 +41,7 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
 
         return ulysses_attention(p, mixer, q, k, v, q_dim)
     if p.mode.context > 1:
-        from memplan.engine.parallel.ring_attention import gathered_attention, ring_attention
+        from memplan.engine.parallel.sequence import gathered_attention, ring_attention
 
         shared = gathered_attention if p.mode.shares == "gathered" else ring_attention
         return shared(p, q, k, v, p.dim("H", mixer.num_heads), q_dim)

@@ -4,13 +4,17 @@ gathers it ahead (``forward_prefetch``).
 PEFT's policy wraps each trained linear by itself, the copies that ``modules_to_save`` makes too. What forward gathers
 ahead has its views before the layer runs that stands before it, so that autograd, which runs the latest node first,
 puts the flat gradient together when that layer has run back: until then gradients and gathered weights wait (torch 2.13
-distributed/fsdp/_runtime_utils.py: ``_pre_forward_unshard``; csrc/autograd/engine.cpp: ``CompareNodeTaskTime``)."""
+distributed/fsdp/_runtime_utils.py: ``_pre_forward_unshard``; csrc/autograd/engine.cpp: ``CompareNodeTaskTime``).
+
+What FSDP1 holds longer than a layer needs it: gathered layers between micro-steps, inputs of frozen units.
+
+FSDP1's flat gradients: put together beside those of the views, then cast and scattered."""
 
 from itertools import accumulate
 from operator import add
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp2.frame import Frame
+from memplan.engine.parallel.fsdp2.frame import Frame, Unit
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe
 
@@ -84,3 +88,93 @@ def _enter_waiting(ledger: Ledger, label: str, gathered: int, gradients: int, in
     ledger.add(f"gradients of {label}, not yet flat", "gradients", gradients, at=instant).formula(
         "elements × bytes"
     ).since(why, "torch 2.13 csrc/autograd/engine.cpp: CompareNodeTaskTime")
+
+
+RUN = "torch 2.13 distributed/fsdp/_runtime_utils.py"
+
+
+def never_freed(recipe: Recipe, steps: int = 2) -> bool:
+    """Whether micro-steps before the last leave all layers gathered (_runtime_utils.py: _should_free_in_backward), and
+    there are so many: gradients wait beside them in a backward from the second on, which is the last of two."""
+    return (
+        recipe.sharding.fsdp.keeps_gathered
+        and recipe.batch.accumulation >= steps
+        and not recipe.sharding.sync_each_batch
+    )
+
+
+def enter_held_inputs(
+    ledger: Ledger, recipe: Recipe, traced: TracedPass, i: int, instant: str, inside: bool = False
+) -> None:
+    """Inputs of the checkpoints of frozen units above, and their gradients.
+
+    The hook that reshards a frozen unit hangs on its inputs (register_multi_grad_hook), and its closure holds their
+    AccumulateGrad nodes: where the input is a checkpoint's own leaf, the leaf and its ``.grad`` with it, until the end
+    of backward. ``inside`` the layer's backward: what comes in is such a ``.grad``."""
+    if (
+        recipe.adapter is None
+        or not recipe.checkpointing.layers
+        or not (recipe.sharding.fsdp.checkpoints_around and recipe.checkpointing.reentrant)
+    ):
+        return
+    above = traced.layers[i + 1 :]
+    size = 2 * sum(trace.boundary for trace in above)
+    if inside and above:  # the gradient that the layer above has left is counted as this layer's own
+        size -= above[0].boundary
+    ledger.add(f"inputs of checkpoints above layer {i}, and their gradients", "activations", size, at=instant).formula(
+        "layers × 2 × T × h × bytes", len(above), 2, traced.layers[i].boundary
+    ).since(
+        "held by the hooks that reshard frozen units",
+        f"{RUN}: _register_post_backward_reshard_only_hook; torch.autograd.graph.register_multi_grad_hook",
+    )
+
+
+def leaves_behind(recipe: Recipe) -> bool:
+    """Whether a frozen unit is whole until the unit before is: the hook that reshards it hangs on its input, behind the
+    one that gathers the unit before (_register_post_backward_reshard_only_hook). A reentrant checkpoint around the unit
+    detaches its input; with BACKWARD_POST that is not modelled."""
+    detached = recipe.sharding.fsdp.checkpoints_around and recipe.checkpointing.reentrant
+    return not detached and recipe.sharding.fsdp.backward_prefetch != "BACKWARD_POST"
+
+
+ROOT, HEAD = "the root", "the head's copy"
+
+
+def _flat_reduction(unit: Unit, recipe: Recipe) -> int:
+    """What a reduction holds beside the flat gradient: its cast, a padded copy, the scattered output."""
+    cast = unit.reduced if recipe.storage.reduce_itemsize != recipe.numerics.itemsize else 0
+    return cast + unit.scattered
+
+
+def enter_flat(
+    ledger: Ledger, recipe: Recipe, unit: Unit, below: Unit, instant: str, label: str, reduces: bool, used: int
+) -> None:
+    """The flat gradient beside those it is made of, while the unit is gathered (``used``); then its reduction."""
+    if not unit.gradients:
+        add_gathered(ledger, f"after {label}", below.gathered, instant, instant, "gathered ahead")
+        return
+    root = label in (ROOT, HEAD)  # whose gradients are rows until then
+    made = used + (1 if root else 2) * unit.gradients + unit.zeros
+    reduction = below.gathered + (0 if root else unit.gradients) + _flat_reduction(unit, recipe)
+    if not reduces or made >= reduction:
+        add_gathered(
+            ledger, f"{label}, at its flat gradient", used, instant, instant, "freed when its gradient is whole"
+        )
+        size, why = made - used, "put together from views' gradients, which are there still"
+    else:
+        add_gathered(ledger, f"after {label}", below.gathered, instant, instant, "gathered ahead")
+        size, why = reduction - below.gathered, "cast for the reduction, and scattered"
+    ledger.add(f"flat gradient of {label}", "buffers", size, at=instant).formula(
+        "elements of the flat parameter × bytes"
+    ).since(why, f"{RUN}: _post_backward_hook, _reduce_grad")
+
+
+def enter_last_step(ledger: Ledger, recipe: Recipe, unit: Unit, above: list[Unit], instant: str, label: str) -> None:
+    """The last micro-step reduces what has waited: a cast comes beside its own flat gradient, which autograd has added
+    and holds; what is reduced is gone, and the gathered unit."""
+    gone = sum(other.gradients - other.shard for other in above)
+    gone += sum(other.gathered for other in above) if never_freed(recipe, 3) else 0
+    more = _flat_reduction(unit, recipe) - gone - unit.gradients - unit.gathered
+    ledger.add(f"reduction of {label}, last micro-step", "buffers", max(0, more), at=instant).formula(
+        "elements of the flat parameter × bytes"
+    ).since("what waited is cast and scattered", f"{RUN}: _reduce_grad")

@@ -13,21 +13,26 @@ torch 2.13 distributed/fsdp/_flat_param.py and _runtime_utils.py, in the program
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp1.beside_layers import add_gathered as _gathered
 from memplan.engine.parallel.fsdp1.beside_layers import (
+    HEAD,
+    ROOT,
+    RUN,
     enter_copies,
     enter_copies_backward,
+    enter_flat,
+    enter_held_inputs,
+    enter_last_step,
     enter_layer_above,
     gathered_next,
+    leaves_behind,
+    never_freed,
 )
-from memplan.engine.parallel.fsdp1.flat_gradients import HEAD, ROOT, enter_flat, enter_last_step
-from memplan.engine.parallel.fsdp1.held_inputs import RUN, enter_held_inputs, leaves_behind, never_freed
+from memplan.engine.parallel.fsdp1.beside_layers import add_gathered as _gathered
 from memplan.engine.parallel.fsdp2.all_gather import Stage, loss_is_inside
-from memplan.engine.parallel.fsdp2.ends import wraps_copies
 from memplan.engine.parallel.fsdp2.frame import NOTHING as NO_UNIT
 from memplan.engine.parallel.fsdp2.frame import Frame
 from memplan.engine.parallel.fsdp2.root import frame, frozen_frame
-from memplan.engine.parallel.fsdp2.units import waits_for_reduction
+from memplan.engine.parallel.fsdp2.units import waits_for_reduction, wraps_copies
 from memplan.engine.passes import TracedPass
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe

@@ -2,7 +2,6 @@
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses.heads import INSIDE
-from memplan.engine.parallel.fsdp2.ends import reads_head
 from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, Unit
 from memplan.engine.parallel.fsdp2.reduce_scatter import (
     SOURCE,
@@ -13,7 +12,7 @@ from memplan.engine.parallel.fsdp2.reduce_scatter import (
     gone,
     reduction,
 )
-from memplan.engine.parallel.fsdp2.units import waits_for_reduction
+from memplan.engine.parallel.fsdp2.units import reads_head, waits_for_reduction
 from memplan.engine.parallel.fsdp2.vision import enter_tower_reductions, last_runs_back
 from memplan.engine.passes import TracedPass
 from memplan.spec.recipe import Recipe

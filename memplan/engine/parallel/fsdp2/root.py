@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.parallel.fsdp2.ends import head_gathered_whole, wraps_copies
 from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, Unit
-from memplan.engine.parallel.fsdp2.units import layer_units, of_layers, padded, unit_of
+from memplan.engine.parallel.fsdp2.units import (
+    head_gathered_whole,
+    layer_units,
+    of_layers,
+    padded,
+    unit_of,
+    wraps_copies,
+)
 from memplan.engine.parallel.fsdp2.vision import units_of
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.tensors import Weight, layer_weights, model_weights

@@ -25,10 +25,9 @@ from memplan.engine.parallel.fsdp2.all_gather import (
     enter_root_again,
     first_gather,
 )
-from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, Unit
+from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, Unit, enter_pools
 from memplan.engine.parallel.fsdp2.reduce_scatter import SOURCE, enter_root_reduction, gathered
 from memplan.engine.parallel.fsdp2.root import frame, frozen_frame
-from memplan.engine.parallel.fsdp2.stream_pools import enter_pools
 from memplan.engine.parallel.fsdp2.units import waits_for_reduction
 from memplan.engine.parallel.fsdp2.vision import enter_tower_gathers
 from memplan.engine.passes import TracedPass
