@@ -7,7 +7,6 @@ inside the product; without it, there is one of the weight's size and dtype for 
 Dense feed-forwards: norm and first matmul in one, the activation, the second matmul (megatron-core 0.14
 transformer/mlp.py, fusions/fused_bias_swiglu.py)."""
 
-from memplan.engine.megatron import te
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import WHOLE, Held, Product, Step, Steps, made_again, size, summed, with_source
 from memplan.engine.megatron.steps import kept as kept_by_adapter
@@ -189,11 +188,11 @@ def dense(s: Shape, part: FeedForward) -> Steps:
     """Its norm is part of the first matmul."""
     width = part.intermediate // s.tensor
     *inputs, down = part.linears
-    first = te.layernorm_linear(s, "fc1", "the first matmul", width * (2 if part.gated else 1), s.product(inputs))
+    first = layernorm_linear(s, "fc1", "the first matmul", width * (2 if part.gated else 1), s.product(inputs))
     steps: Steps = (
         first,
         activation(s, s.tokens, width, part.gated),
-        te.row_linear(s, "fc2", "the second matmul", width, product=s.product([down])),
+        row_linear(s, "fc2", "the second matmul", width, product=s.product([down])),
     )
     if "mlp" in s.recomputed:
         inner = [each.name for step in steps for each in step.kept]
@@ -216,7 +215,7 @@ def activation(
         name,
         kept=tuple(kept),
         backward=(
-            te.stream(s, te.STREAM_GRADIENT),
+            stream(s, te.STREAM_GRADIENT),
             Held("gradient of the activation", "T·F·e", (tokens, width, s.itemsize)),
             both._replace(name="gradient of its input"),
         ),
