@@ -114,7 +114,7 @@ def with_usual_trainer(given: JobInput) -> JobInput:
         return given
     from memplan.resolve import resolve
 
-    usual = given._replace(job=given.job.model_copy(update={"trainer": "trl"}))
+    usual = given._replace(job=given.job.but(trainer="trl"))
     try:
         resolve(usual)
     except InvalidJob:

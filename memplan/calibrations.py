@@ -56,4 +56,4 @@ def _read(path: str, changed: int, size: int) -> Calibration:
 @lru_cache(maxsize=16)
 def _with(gpu: Gpu, found: Calibration) -> Gpu:
     """The same object for the same card and rates."""
-    return gpu.model_copy(update={"calibration": found})
+    return gpu.but(calibration=found)

@@ -133,7 +133,7 @@ def parse_config(config: Mapping[str, object], name: str, source: str = "") -> M
     if model_type not in FAMILIES and (known := by_class(config)):
         spec = FAMILIES[known](Config(config, name, source))
         note = f"model_type {shown(model_type)} is read as {known}, whose class its architectures name"
-        return spec.model_copy(update={"notes": (*spec.notes, note)})
+        return spec.but(notes=(*spec.notes, note))
     if model_type not in FAMILIES:
         raise UnknownArchitecture(
             f"model_type {shown(model_type)}{classes(config)} is not one that memplan describes", hint(model_type)

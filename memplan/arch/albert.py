@@ -21,7 +21,7 @@ def feed_forward(family: object, config: Config) -> list[FeedForward]:
 
 def albert_attention(family: Family, config: Config, window: int | None) -> Attention:
     """As BERT's, in one module with its norm."""
-    return bert_attention(family, config, window).model_copy(update={"style": "albert"})
+    return bert_attention(family, config, window).but(style="albert")
 
 
 def applications(spec: ModelSpec, config: Config) -> tuple[Run, ...]:
@@ -36,7 +36,7 @@ def applications(spec: ModelSpec, config: Config) -> tuple[Run, ...]:
 def sharing(layer: Layer, order: list[int]) -> tuple[Run, ...]:
     """Equal layers whose weights are those of these blocks, in runs."""
     places = [(block in order[:i], block in order[i + 1 :]) for i, block in enumerate(order)]
-    made = {(a, b): layer.model_copy(update={"repeats": a, "recurs": b}) for a, b in set(places)}
+    made = {(a, b): layer.but(repeats=a, recurs=b) for a, b in set(places)}
     runs = []
     for kind, group in groupby(zip(places, order, strict=True), key=itemgetter(0)):
         blocks = tuple(block for _, block in group)
@@ -52,25 +52,23 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     steps: tuple[Front, ...] = ("token-types", "positions", "norm")
     mapping = Linear(name="embedding_hidden_mapping_in", inputs=width, outputs=hidden, bias=True)
     pooler = Linear(name="pooler", inputs=hidden, outputs=hidden, bias=True)
-    return spec.model_copy(
-        update={
-            "task": "masked",
-            "bidirectional": True,
-            "checkpoints": False,
-            "runs": with_projected_input(applications(spec, config)),
-            "front": (*steps, "dropout", "map") if dropped else (*steps, "map"),
-            "buffer_bytes": 2 * 8 * config.integer("max_position_embeddings"),
-            "embedding_width": width,
-            "extra": (embeddings(config, width), Part(linears=(mapping,))),
-            "final_norm": None,
-            "transform": dense_and_norm("dense", "LayerNorm", hidden, width),
-            "head": Linear(name="decoder", inputs=width, outputs=spec.vocab_size, bias=True),
-            "scoring": Pooler(
-                linears=(pooler,),
-                score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
-                dropout=drops(config, "classifier_dropout_prob"),
-            ),
-        }
+    return spec.but(
+        task="masked",
+        bidirectional=True,
+        checkpoints=False,
+        runs=with_projected_input(applications(spec, config)),
+        front=(*steps, "dropout", "map") if dropped else (*steps, "map"),
+        buffer_bytes=2 * 8 * config.integer("max_position_embeddings"),
+        embedding_width=width,
+        extra=(embeddings(config, width), Part(linears=(mapping,))),
+        final_norm=None,
+        transform=dense_and_norm("dense", "LayerNorm", hidden, width),
+        head=Linear(name="decoder", inputs=width, outputs=spec.vocab_size, bias=True),
+        scoring=Pooler(
+            linears=(pooler,),
+            score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
+            dropout=drops(config, "classifier_dropout_prob"),
+        ),
     )
 
 

@@ -33,7 +33,7 @@ def bloom_feed_forward(family: Family, config: Config) -> list[FeedForward]:
 def bloom_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """A norm of the embeddings."""
     norm = Norm(name="word_embeddings_layernorm", width=spec.hidden_size, kind="layer", bias=True)
-    spec = spec.model_copy(update={"extra": (Part(norms=(norm,)),), "front": ("norm",)})
+    spec = spec.but(extra=(Part(norms=(norm,)),), front=("norm",))
     return with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "hidden_dropout") else ())
 
 
@@ -74,7 +74,7 @@ def mpt_feed_forward(family: Family, config: Config) -> list[FeedForward]:
 
 def mpt_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Its slopes are made for max_seq_len positions."""
-    spec = spec.model_copy(update={"max_positions": config.integer("max_seq_len")})
+    spec = spec.but(max_positions=config.integer("max_seq_len"))
     return with_layers(spec, locals_held=("mixer",))
 
 

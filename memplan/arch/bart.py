@@ -25,7 +25,7 @@ LAYER_DROP = "layers that are left out of a step at random are not described"
 def feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """fc1 and fc2 of each encoder layer."""
     made = plain_feed_forward(family, config, ("fc1", "fc2"), config.integer("encoder_ffn_dim"), True)
-    return [layer.model_copy(update={"dropout": drops(config, "activation_dropout")}) for layer in made[:1]] * len(made)
+    return [layer.but(dropout=drops(config, "activation_dropout")) for layer in made[:1]] * len(made)
 
 
 def attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -41,7 +41,7 @@ def of_stack(name: str, spec: ModelSpec, positions: int, norm: Norm) -> Part:
     table = Bare(
         name=f"{name}.embed_positions", shape=(positions + OFFSET, spec.hidden_size), category="pos_or_other_embed"
     )
-    return Part(tensors=(table,), norms=(norm.model_copy(update={"name": f"{name}.layernorm_embedding"}),))
+    return Part(tensors=(table,), norms=(norm.but(name=f"{name}.layernorm_embedding"),))
 
 
 def decoder_layer(family: Family, config: Config, first: Layer) -> Layer:
@@ -53,16 +53,14 @@ def decoder_layer(family: Family, config: Config, first: Layer) -> Layer:
     assert first.feed_forward is not None
     width = config.integer("decoder_ffn_dim")
     up, down = first.feed_forward.linears
-    linears = (up.model_copy(update={"outputs": width}), down.model_copy(update={"inputs": width}))
+    linears = (up.but(outputs=width), down.but(inputs=width))
     own = {"num_heads": heads, "num_kv_heads": heads, "head_dim": hidden // heads}
     names = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-    return first.model_copy(
-        update={
-            "mixer": first.mixer.model_copy(update={**own, "style": "bart-decoder"}),
-            "cross": first.mixer.model_copy(update={**own, "style": "bart-cross"}),
-            "feed_forward": first.feed_forward.model_copy(update={"intermediate": width, "linears": linears}),
-            "norms": tuple(make_norm(family, name, hidden) for name in names),
-        }
+    return first.but(
+        mixer=first.mixer.model_copy(update={**own, "style": "bart-decoder"}),
+        cross=first.mixer.model_copy(update={**own, "style": "bart-cross"}),
+        feed_forward=first.feed_forward.but(intermediate=width, linears=linears),
+        norms=tuple(make_norm(family, name, hidden) for name in names),
     )
 
 
@@ -79,30 +77,28 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
             "memplan describes one embedding for both stacks and the head",
         )
     dropped, hidden = drops(config, "dropout"), spec.hidden_size
-    layer = spec.runs[0].layer.model_copy(update={"dropout": ("mixer", "feed-forward") if dropped else ()})
+    layer = spec.runs[0].layer.but(dropout=("mixer", "feed-forward") if dropped else ())
     second = decoder_layer(FAMILY, config, layer)
     encoder, decoder = spec.num_layers, config.integer("decoder_layers")
     positions, norm = config.integer("max_position_embeddings"), layer.norms[0]
     ends = ("dropout",) if dropped else ()
     rested = drops(config, "classifier_dropout")
-    return spec.model_copy(
-        update={
-            "task": "seq2seq",
-            "runs": (Run(count=encoder, layer=layer), Run(count=decoder, layer=second)),
-            "encoder": Encoder(layers=encoder, decoder_front=("positions", "norm", *ends)),
-            "front": ("row-positions", "norm", *ends),
-            "extra": tuple(of_stack(name, spec, positions, norm) for name in ("encoder", "decoder")),
-            "final_norm": None,
-            "embedding_multiplier": config.flag("scale_embedding"),
-            "logits_shifted": True,
-            "buffer_bytes": 0,
-            "scoring": Pooler(
-                linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
-                score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
-                first_dropout=rested,
-                dropout=rested,
-            ),
-        }
+    return spec.but(
+        task="seq2seq",
+        runs=(Run(count=encoder, layer=layer), Run(count=decoder, layer=second)),
+        encoder=Encoder(layers=encoder, decoder_front=("positions", "norm", *ends)),
+        front=("row-positions", "norm", *ends),
+        extra=tuple(of_stack(name, spec, positions, norm) for name in ("encoder", "decoder")),
+        final_norm=None,
+        embedding_multiplier=config.flag("scale_embedding"),
+        logits_shifted=True,
+        buffer_bytes=0,
+        scoring=Pooler(
+            linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
+            score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
+            first_dropout=rested,
+            dropout=rested,
+        ),
     )
 
 

@@ -19,7 +19,7 @@ def with_checkpoint_notes(spec: ModelSpec, config: Config) -> ModelSpec:
     notes = [*prediction_layers(spec, config), *scales(spec, config)]
     if notes:
         notes += correction_biases(spec)
-    return spec.model_copy(update={"notes": (*spec.notes, *notes)})
+    return spec.but(notes=(*spec.notes, *notes))
 
 
 def prediction_layers(spec: ModelSpec, config: Config) -> list[str]:

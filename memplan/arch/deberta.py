@@ -139,21 +139,19 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         extra.append(Part(tensors=(Bare(name="bias", shape=(vocab,)),), category="lm_head"))
     dropped = ("mixer", "feed-forward") if drops(config, "hidden_dropout_prob") else ()
     spec = with_layers(spec, dropout=dropped, locals_held=("inner",))
-    return spec.model_copy(
-        update={
-            "task": "masked",
-            "bidirectional": True,
-            "tied": spec.tied or not legacy,
-            "final_norm": None,
-            "front": (*steps, "return"),
-            "embedding_width": width if width != hidden else None,
-            "extra": tuple(part for part in extra if part.tensors or part.linears or part.norms),
-            "transform": dense_and_norm("dense", "LayerNorm", hidden, width),
-            "head": head,
-            "scoring": pooler(config, hidden),
-            "buffer_bytes": 8 * config.integer("max_position_embeddings"),
-            "notes": tuple(config.notes),
-        }
+    return spec.but(
+        task="masked",
+        bidirectional=True,
+        tied=spec.tied or not legacy,
+        final_norm=None,
+        front=(*steps, "return"),
+        embedding_width=width if width != hidden else None,
+        extra=tuple(part for part in extra if part.tensors or part.linears or part.norms),
+        transform=dense_and_norm("dense", "LayerNorm", hidden, width),
+        head=head,
+        scoring=pooler(config, hidden),
+        buffer_bytes=8 * config.integer("max_position_embeddings"),
+        notes=tuple(config.notes),
     )
 
 

@@ -132,7 +132,7 @@ def build(family: Family, raw: Config) -> ModelSpec:
         source=raw.source,
         notes=tuple(config.notes),
     )
-    spec = spec.model_copy(update={"router_loss": router_loss(config)}) if family.balances and spec.routed else spec
+    spec = spec.but(router_loss=router_loss(config)) if family.balances and spec.routed else spec
     return with_dropout(family, family.finish(spec, config), config)
 
 
@@ -154,9 +154,9 @@ def with_dropout(family: Family, spec: ModelSpec, config: Config) -> ModelSpec:
     for run in spec.runs:
         mixer = run.layer.mixer.dropping if run.layer.mixer and probabilities else run.layer.mixer
         dropped = ("mixer", "feed-forward") if branches else run.layer.dropout
-        layer = run.layer.model_copy(update={"mixer": mixer, "dropout": dropped})
-        runs.append(run.model_copy(update={"layer": layer}))
-    return spec.model_copy(update={"runs": tuple(runs)})
+        layer = run.layer.but(mixer=mixer, dropout=dropped)
+        runs.append(run.but(layer=layer))
+    return spec.but(runs=tuple(runs))
 
 
 def granted(family: Family) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ def turned(**fields: Field) -> Callable[["Family", Config, int | None], Attentio
 
 def tables_by_kind(spec: ModelSpec, config: Config) -> ModelSpec:
     """A table of cos and one of sin for each kind of layer (Gemma 3, OLMo 3)."""
-    return spec.model_copy(update={"rotary_sets": len({mixer.window for mixer in spec.mixers})})
+    return spec.but(rotary_sets=len({mixer.window for mixer in spec.mixers}))
 
 
 def rotary_dim(config: Config) -> int | None:

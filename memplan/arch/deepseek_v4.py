@@ -102,7 +102,7 @@ def compressors(config: Config, kind: str) -> dict[str, Any]:
         Linear(name="q_b_proj", inputs=config.integer("q_lora_rank"), outputs=heads * small, frozen=True),
         Linear(name="weights_proj", inputs=h, outputs=heads, frozen=True),
     )
-    indexer = choice.model_copy(update={"linears": (*choice.linears, *more)})
+    indexer = choice.but(linears=(*choice.linears, *more))
     made = {"rate": every, "compressor": compressing(h, 2 * width, width, every), "indexer": indexer}
     return {**made, "index_heads": heads, "topk": config.integer("index_topk")}
 
@@ -139,7 +139,7 @@ def layers(family: Family, config: Config) -> list[FeedForward]:
         routing = Routing(
             scores="square-root", corrected=not hashed, hashed=hashed, normalize="epsilon-apart", scaled=True
         )
-        experts = make_experts(config, count, active, f, routing).model_copy(update={"limited": True})
+        experts = make_experts(config, count, active, f, routing).but(limited=True)
         made[hashed] = FeedForward(
             intermediate=f,
             activation=activation(family, config),
@@ -181,7 +181,7 @@ def with_streams(spec: ModelSpec, config: Config) -> ModelSpec:
         norms = tuple(wide_norm(norm.name, norm.width) for norm in run.layer.norms)
         update = {"extra": (*made, connection, connection), "norms": norms, "streams": streams, "form": "hyper"}
         update["stream_rounds"] = config.integer("hc_sinkhorn_iters")
-        runs.append(run.model_copy(update={"layer": run.layer.model_copy(update=update)}))
+        runs.append(run.but(layer=run.layer.model_copy(update=update)))
     head = Part(
         tensors=(
             Bare(name="hc_fn", shape=(streams, streams * h), itemsize=FP32),

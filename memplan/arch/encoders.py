@@ -69,7 +69,7 @@ def common(spec: ModelSpec, config: Config, front: tuple[Front, ...], dropout: s
     dropped = drops(config, dropout)
     spec = with_layers(spec, dropout=("mixer", "feed-forward") if dropped else ())
     steps = (*front, "dropout", "return") if dropped else (*front, "return")
-    return spec.model_copy(update={"task": "masked", "bidirectional": True, "final_norm": None, "front": steps})
+    return spec.but(task="masked", bidirectional=True, final_norm=None, front=steps)
 
 
 def usable_positions(config: Config) -> int:
@@ -96,23 +96,21 @@ def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     if not spec.tied:
         extra.append(Part(tensors=(Bare(name="bias", shape=(spec.vocab_size,)),), category="lm_head"))
     if roberta:
-        spec = spec.model_copy(update={"max_positions": usable_positions(config)})
-    return spec.model_copy(
-        update={
-            "extra": tuple(extra),
-            "transform": dense_and_norm("dense", "layer_norm" if roberta else "LayerNorm", hidden, hidden),
-            "head": Linear(name="decoder", inputs=hidden, outputs=spec.vocab_size, bias=True),
-            "scoring": pooler,
-            "buffer_bytes": 2 * 8 * config.integer("max_position_embeddings"),
-        }
+        spec = spec.but(max_positions=usable_positions(config))
+    return spec.but(
+        extra=tuple(extra),
+        transform=dense_and_norm("dense", "layer_norm" if roberta else "LayerNorm", hidden, hidden),
+        head=Linear(name="decoder", inputs=hidden, outputs=spec.vocab_size, bias=True),
+        scoring=pooler,
+        buffer_bytes=2 * 8 * config.integer("max_position_embeddings"),
     )
 
 
 def with_projected_input(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """The first layer takes what a linear made."""
     first, *left = runs[0].halves
-    layer = first.layer.model_copy(update={"projected_input": True})
-    return (first.model_copy(update={"layer": layer}), *left, *runs[1:])
+    layer = first.layer.but(projected_input=True)
+    return (first.but(layer=layer), *left, *runs[1:])
 
 
 def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -125,23 +123,21 @@ def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     if projected:
         into = Linear(name="embeddings_project", inputs=width, outputs=hidden, bias=True)
         extra.append(Part(linears=(into,)))
-        spec = spec.model_copy(update={"front": (*spec.front[:-1], "project", "return"), "embedding_width": width})
-        spec = spec.model_copy(update={"runs": with_projected_input(spec.runs)})
+        spec = spec.but(front=(*spec.front[:-1], "project", "return"), embedding_width=width)
+        spec = spec.but(runs=with_projected_input(spec.runs))
     drop = dropout_of_classifier(config)
-    return spec.model_copy(
-        update={
-            "extra": tuple(extra),
-            "transform": dense_and_norm("dense", "LayerNorm", hidden, width),
-            "head": Linear(name="generator_lm_head", inputs=width, outputs=spec.vocab_size, bias=True),
-            "scoring": Pooler(
-                linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
-                score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
-                activation="gelu",
-                first_dropout=drop,
-                dropout=drop,
-            ),
-            "buffer_bytes": 2 * 8 * config.integer("max_position_embeddings"),
-        }
+    return spec.but(
+        extra=tuple(extra),
+        transform=dense_and_norm("dense", "LayerNorm", hidden, width),
+        head=Linear(name="generator_lm_head", inputs=width, outputs=spec.vocab_size, bias=True),
+        scoring=Pooler(
+            linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
+            score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
+            activation="gelu",
+            first_dropout=drop,
+            dropout=drop,
+        ),
+        buffer_bytes=2 * 8 * config.integer("max_position_embeddings"),
     )
 
 
@@ -156,19 +152,17 @@ def distilbert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     hidden = spec.hidden_size
     spec = common(spec, config, ("positions", "norm"), "dropout")
     spec = with_layers(spec, dropout=("feed-forward",) if drops(config, "dropout") else ())
-    return spec.model_copy(
-        update={
-            "extra": (embeddings(config, hidden, types=False),),
-            "transform": dense_and_norm("vocab_transform", "vocab_layer_norm", hidden, hidden),
-            "head": Linear(name="vocab_projector", inputs=hidden, outputs=spec.vocab_size, bias=True),
-            "scoring": Pooler(
-                linears=(Linear(name="pre_classifier", inputs=hidden, outputs=hidden, bias=True),),
-                score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
-                activation="relu",
-                dropout=drops(config, "seq_classif_dropout"),
-            ),
-            "buffer_bytes": 8 * config.integer("max_position_embeddings"),
-        }
+    return spec.but(
+        extra=(embeddings(config, hidden, types=False),),
+        transform=dense_and_norm("vocab_transform", "vocab_layer_norm", hidden, hidden),
+        head=Linear(name="vocab_projector", inputs=hidden, outputs=spec.vocab_size, bias=True),
+        scoring=Pooler(
+            linears=(Linear(name="pre_classifier", inputs=hidden, outputs=hidden, bias=True),),
+            score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
+            activation="relu",
+            dropout=drops(config, "seq_classif_dropout"),
+        ),
+        buffer_bytes=8 * config.integer("max_position_embeddings"),
     )
 
 

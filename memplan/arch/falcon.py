@@ -50,19 +50,19 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
         style="falcon-alibi" if alibi else "falcon-groups" if new else "falcon",
     )
     drop = alibi and drops(config, "attention_dropout", nullable=True)
-    return made.model_copy(update={"dropout": drop, "linears": _adding(made.linears)})
+    return made.but(dropout=drop, linears=_adding(made.linears))
 
 
 def _adding(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
     """``FalconLinear``: a product with a view of the weight, to which a bias is added."""
-    return tuple(linear.model_copy(update={"adds_bias": linear.bias, "multiplies_view": True}) for linear in linears)
+    return tuple(linear.but(adds_bias=linear.bias, multiplies_view=True) for linear in linears)
 
 
 def falcon_feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """dense_h_to_4h and dense_4h_to_h of ffn_hidden_size, or else 4 h."""
     width, bias = inner(config, "ffn_hidden_size"), is_true(config, "bias")
     made = plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, bias)
-    one = made[0].model_copy(update={"linears": _adding(made[0].linears)})
+    one = made[0].but(linears=_adding(made[0].linears))
     return [one] * len(made)  # all alike: one object, so that equal layers are one run
 
 

@@ -44,7 +44,7 @@ def gated_attention(family: Family, config: Config) -> Attention:
     """q_proj makes queries and a gate for each, whose sigmoid multiplies what comes out."""
     made = softmax_attention(family, config, None)
     q, *others = made.linears
-    wide = q.model_copy(update={"outputs": 2 * q.outputs})
+    wide = q.but(outputs=2 * q.outputs)
     turns = {"rotary": "concatenated", "rotary_dim": rotary_dim(config), "style": "gated"}
     return made.model_copy(update={"linears": (wide, *others), **turns})
 

@@ -39,7 +39,7 @@ def feed_forwards(family: Family, config: Config) -> list[FeedForward]:
         if key not in made:
             read = Config({"intermediate_size": key[0]}, config.name, config.source)
             dense = gated(family, config, read.integer("intermediate_size"))
-            made[key] = dense.model_copy(update={"sparse": key[1]})
+            made[key] = dense.but(sparse=key[1])
     return [made[key] for key in zip(widths, sparsity(config, layers), strict=True)]
 
 
@@ -117,13 +117,11 @@ def language_model(raw: Config) -> ModelSpec:
     outer = raw.with_defaults("gemma3n")
     dtype, quantization = outer.dtype(), outer.quantization()
     notes = dict.fromkeys((*outer.notes, *spec.notes, TEXT_ALONE))
-    return spec.model_copy(
-        update={
-            "tied": spec.tied and outer.flag("tie_word_embeddings"),
-            "dtype": dtype or spec.dtype,
-            "quantization": quantization or spec.quantization,
-            "notes": tuple(notes),
-        }
+    return spec.but(
+        tied=spec.tied and outer.flag("tie_word_embeddings"),
+        dtype=dtype or spec.dtype,
+        quantization=quantization or spec.quantization,
+        notes=tuple(notes),
     )
 
 

@@ -70,8 +70,8 @@ def gemma4_layers(family: Family, config: Config) -> list[FeedForward]:
     experts beside it where enable_moe_block says so."""
     width = config.integer("intermediate_size")
     routed = experts(config, activation(family, config)) if config.flag("enable_moe_block") else None
-    plain = gated(family, config, width).model_copy(update={"experts": routed})
-    wide = gated(family, config, 2 * width).model_copy(update={"experts": routed})
+    plain = gated(family, config, width).but(experts=routed)
+    wide = gated(family, config, 2 * width).but(experts=routed)
     doubled = config.flag("use_double_wide_mlp")
     return [wide if doubled and shares.reads else plain for shares in sharing(config, gemma4_kinds(config), True)]
 
@@ -83,7 +83,7 @@ def experts(config: Config, name: str) -> Experts:
         raise config.wrong("top_k_experts", f"at most num_experts ({count})", active)
     routing = Routing(program="normed", normalize="in-place")
     made = make_experts(config, count, active, config.integer("moe_intermediate_size"), routing, "proj")
-    return made.model_copy(update={"activation": name})
+    return made.but(activation=name)
 
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -95,12 +95,10 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         )
     own = layer_input("rms-power", config, config.choice("hidden_activation", ACTIVATIONS))
     spec = with_own_inputs(spec, config, own, "rms-power")
-    runs = tuple(run.model_copy(update={"layer": with_experts(run.layer, spec.hidden_size)}) for run in spec.runs)
+    runs = tuple(run.but(layer=with_experts(run.layer, spec.hidden_size)) for run in spec.runs)
     widths = {mixer.window: mixer.rotary_width for mixer in spec.mixers}
     window = frozenset({None, config.integer("sliding_window")})
-    return spec.model_copy(
-        update={"runs": runs, "rotary_elements": sum(widths.values()), "more_masks": window, "rotary_sets": len(widths)}
-    )
+    return spec.but(runs=runs, rotary_elements=sum(widths.values()), more_masks=window, rotary_sets=len(widths))
 
 
 def with_experts(layer: Layer, hidden: int) -> Layer:
@@ -112,9 +110,7 @@ def with_experts(layer: Layer, hidden: int) -> Layer:
         Bare(name="router.scale", shape=(hidden,)),
         Bare(name="router.per_expert_scale", shape=(layer.experts.count,)),
     )
-    return layer.model_copy(
-        update={"norms": (*layer.norms, *norms), "extra": (Part(tensors=scales, category="router"),)}
-    )
+    return layer.but(norms=(*layer.norms, *norms), extra=(Part(tensors=scales, category="router"),))
 
 
 GEMMA4 = Family(
@@ -143,15 +139,13 @@ def with_towers(raw: Config) -> ModelSpec:
     tower = gemma4_tower(towers[0], towers[1], text, blocks)
     dtype, quantization = outer.dtype(), outer.quantization()
     notes = [*outer.notes, *text.notes, *([AUDIO_NOTE] if sounds is not None else [])]
-    return text.model_copy(
-        update={
-            "family": "gemma4",
-            "tied": outer.flag("tie_word_embeddings"),
-            "tower": tower,
-            "dtype": dtype or text.dtype,
-            "quantization": quantization or text.quantization,
-            "notes": tuple(dict.fromkeys(notes)),
-        }
+    return text.but(
+        family="gemma4",
+        tied=outer.flag("tie_word_embeddings"),
+        tower=tower,
+        dtype=dtype or text.dtype,
+        quantization=quantization or text.quantization,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

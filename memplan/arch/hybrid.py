@@ -37,11 +37,11 @@ def in_period(config: Config, kind: str) -> list[bool]:
 
 def jamba_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """Attention without positions in one layer of each period, Mamba with norms of step, B and C in the others."""
-    attends = softmax_attention(family, config, None).model_copy(update={"rotary": "none"})
+    attends = softmax_attention(family, config, None).but(rotary="none")
     mamba = selective(config, config.integer("mamba_expand") * config.integer("hidden_size"), JAMBA_KEYS)
     widths = (("dt_layernorm", mamba.rank), ("b_layernorm", mamba.state), ("c_layernorm", mamba.state))
     norms = tuple(Norm(name=name, width=width) for name, width in widths)
-    mamba = mamba.model_copy(update={"normalised": True, "norms": norms})
+    mamba = mamba.but(normalised=True, norms=norms)
     return [attends if attention_layer else mamba for attention_layer in in_period(config, "attn")]
 
 
@@ -100,7 +100,7 @@ def granite_kinds(config: Config) -> list[str]:
 def granite_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """As layer_types lists them; attention has positions only where position_embedding_type is rope."""
     rotary = "half" if config.value("position_embedding_type") == "rope" else "none"
-    attends = softmax_attention(family, config, None).model_copy(update={"rotary": rotary})
+    attends = softmax_attention(family, config, None).but(rotary=rotary)
     mamba = prefixed_dual(config, config.integer("mamba_expand") * config.integer("hidden_size"))
     return [attends if kind == attention.FULL else mamba for kind in granite_kinds(config)]
 
@@ -133,12 +133,12 @@ def finish_granite(spec: ModelSpec, config: Config) -> ModelSpec:
     kind = config.value("position_embedding_type")
     if kind not in (None, "rope", "nope"):
         raise config.wrong("position_embedding_type", "rope, nope or null", shown(kind))
-    return with_kernel_note(spec.model_copy(update={"scaled_outside": True, "more_masks": frozenset({None})}), config)
+    return with_kernel_note(spec.but(scaled_outside=True, more_masks=frozenset({None})), config)
 
 
 def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
     """A mask of attention is made, whatever the layers take."""
-    return with_kernel_note(spec.model_copy(update={"more_masks": frozenset({None})}), config)
+    return with_kernel_note(spec.but(more_masks=frozenset({None})), config)
 
 
 def falcon_mixers(family: Family, config: Config) -> list[AnyMixer]:
@@ -151,13 +151,13 @@ def falcon_mixers(family: Family, config: Config) -> list[AnyMixer]:
     if not config.flag("mamba_rms_norm"):
         fields["norms"] = ()
     mamba = prefixed_dual(config, inner, out_bias=config.flag("projectors_bias"), **fields)
-    attends = softmax_attention(family, config, None).model_copy(update={"scaled_keys": True})
+    attends = softmax_attention(family, config, None).but(scaled_keys=True)
     return [BothMixers.of(mamba, attends)] * config.integer("num_hidden_layers")
 
 
 def falcon_layers(family: Family, config: Config) -> list[FeedForward]:
     """A gated feed-forward whose gate and output are multiplied by numbers."""
-    layer = gated(family, config, config.integer("intermediate_size")).model_copy(update={"scaled": True})
+    layer = gated(family, config, config.integer("intermediate_size")).but(scaled=True)
     return [layer] * config.integer("num_hidden_layers")
 
 
@@ -167,7 +167,7 @@ def finish_falcon(spec: ModelSpec, config: Config) -> ModelSpec:
     both = spec.runs[0].layer.mixer
     assert isinstance(both, BothMixers)
     made = both.state_space.linears[0].outputs * spec.num_layers * 2
-    return with_mask(spec.model_copy(update={"scaled_outside": True, "buffer_bytes": made}), config)
+    return with_mask(spec.but(scaled_outside=True, buffer_bytes=made), config)
 
 
 ROWS = (

@@ -28,7 +28,7 @@ def starcoder2_attention(family: Family, config: Config, window: int | None) -> 
 
 def starcoder2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Dropout of the embedding's output and of both branches."""
-    spec = spec.model_copy(update={"front": ("dropout",) if drops(config, "embedding_dropout") else ()})
+    spec = spec.but(front=("dropout",) if drops(config, "embedding_dropout") else ())
     return with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "residual_dropout") else ())
 
 

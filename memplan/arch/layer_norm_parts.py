@@ -136,15 +136,15 @@ def with_layers(spec: ModelSpec, **fields: Any) -> ModelSpec:
     def changed(layer: Layer) -> Layer:
         return layer.model_copy(update=fields)
 
-    runs = tuple(run.model_copy(update={"layer": changed(run.layer)}) for run in spec.runs)
-    return spec.model_copy(update={"runs": runs})
+    runs = tuple(run.but(layer=changed(run.layer)) for run in spec.runs)
+    return spec.but(runs=runs)
 
 
 def learned_positions(spec: ModelSpec, positions: int, dropout: bool) -> ModelSpec:
     """A table of positions, added to the embedding's output."""
     table = Part(tensors=(Bare(name="wpe", shape=(positions, spec.hidden_size)),), category="pos_or_other_embed")
     front = ("positions", "dropout") if dropout else ("positions",)
-    return spec.model_copy(update={"extra": (table,), "front": front})
+    return spec.but(extra=(table,), front=front)
 
 
 def common_name(raw: Config) -> Config:

@@ -30,19 +30,19 @@ def gpt2_attention(family: Family, config: Config, window: int | None) -> Attent
         split_qkv=True,
         style="gpt2-upcast" if config.flag("reorder_and_upcast_attn") else "gpt2",
     )
-    return made.model_copy(update={"linears": transposed(made.linears)})
+    return made.but(linears=transposed(made.linears))
 
 
 def transposed(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
     """As ``Conv1D`` stores them."""
-    return tuple(linear.model_copy(update={"transposed": True}) for linear in linears)
+    return tuple(linear.but(transposed=True) for linear in linears)
 
 
 def gpt2_feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """c_fc and c_proj of n_inner, or else 4 h; ``Conv1D`` in GPT-2, linears in GPT-BigCode."""
     layers = plain_feed_forward(family, config, ("c_fc", "c_proj"), inner(config, "n_inner"), True)
     if family.model_type == "gpt2":
-        conv = layers[0].model_copy(update={"linears": transposed(layers[0].linears)})
+        conv = layers[0].but(linears=transposed(layers[0].linears))
         layers = [conv] * len(layers)
     return layers
 
@@ -52,7 +52,7 @@ def gpt2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     positions = config.integer("max_position_embeddings")
     spec = learned_positions(spec, positions, drops(config, "embd_pdrop"))
     if "multi_query" in config.defaults:
-        spec = spec.model_copy(update={"buffer_bytes": positions * positions})
+        spec = spec.but(buffer_bytes=positions * positions)
     dropout = ("mixer", "feed-forward") if drops(config, "resid_pdrop") else ()
     return with_layers(spec, dropout=dropout, locals_held=("mixer",))
 
@@ -92,7 +92,7 @@ def neo_finish(spec: ModelSpec, config: Config) -> ModelSpec:
             "attention_types", f"kinds of as many layers as num_layers ({layers})", config.value("attention_types")
         )
     spec = learned_positions(spec, positions, drops(config, "embed_dropout"))
-    spec = spec.model_copy(update={"buffer_bytes": layers * positions * positions})
+    spec = spec.but(buffer_bytes=layers * positions * positions)
     dropout = ("mixer", "feed-forward") if drops(config, "resid_dropout") else ()
     return with_layers(spec, dropout=dropout, locals_held=("mixer",))
 

@@ -63,7 +63,7 @@ def attends(family: Family, config: Config) -> Attention:
     made = softmax_attention(family, config, None)
     *into, out = made.linears
     norms = tuple(Norm(name=name, width=made.head_dim) for name in ("q_layernorm", "k_layernorm"))
-    return made.model_copy(update={"linears": (*into, out.model_copy(update={"name": "out_proj"})), "norms": norms})
+    return made.but(linears=(*into, out.but(name="out_proj")), norms=norms)
 
 
 def fed(config: Config, f: int) -> FeedForward:

@@ -61,7 +61,7 @@ def minimax_layers(family: Family, config: Config) -> list[FeedForward]:
 
 def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:
     """The mask of softmax attention is made whether or not a layer takes it."""
-    return spec.model_copy(update={"more_masks": frozenset({config.optional_integer("sliding_window")})})
+    return spec.but(more_masks=frozenset({config.optional_integer("sliding_window")}))
 
 
 def mixes(*names: str, width: int) -> tuple[Bare, ...]:
@@ -111,9 +111,9 @@ def finish_rwkv(spec: ModelSpec, config: Config) -> ModelSpec:
     """The first layer normalises the embedding's output, which autocast widens."""
     norm = Norm(name="pre_ln", width=spec.hidden_size, kind="layer", bias=True)
     run, *others = spec.runs
-    first = run.layer.model_copy(update={"norms": (norm, *run.layer.norms), "narrow_input": True})
+    first = run.layer.but(norms=(norm, *run.layer.norms), narrow_input=True)
     rest = (Run(count=run.count - 1, layer=run.layer),) if run.count > 1 else ()
-    return with_kernel_note(spec.model_copy(update={"runs": (Run(count=1, layer=first), *rest, *others)}), config)
+    return with_kernel_note(spec.but(runs=(Run(count=1, layer=first), *rest, *others)), config)
 
 
 ROWS = (

@@ -30,7 +30,7 @@ def smollm3_mixers(family: Family, config: Config) -> list[AnyMixer]:
 def one(family: Family, config: Config, window: int | None, turns: bool) -> AnyMixer:
     """Attention with or without positions."""
     made = softmax_attention(family, config, window)
-    return made if turns else made.model_copy(update={"rotary": "none"})
+    return made if turns else made.but(rotary="none")
 
 
 def rope_layers(config: Config, layers: int) -> list[bool]:
@@ -46,7 +46,7 @@ def rope_layers(config: Config, layers: int) -> list[bool]:
 
 def scaled_outside(spec: ModelSpec, config: Config) -> ModelSpec:
     """Granite's forward scales what the embedding gives it."""
-    return spec.model_copy(update={"scaled_outside": True})
+    return spec.but(scaled_outside=True)
 
 
 def equal_biases(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -61,7 +61,7 @@ PLAIN_ACTIVATIONS = ACTIVATIONS | {"relu2": "relu2", "xielu": "xielu"}
 
 def both_masks(spec: ModelSpec, config: Config) -> ModelSpec:
     """The class makes a mask with the window and one without, whatever its layers take."""
-    return spec.model_copy(update={"more_masks": frozenset((None, config.optional_integer("sliding_window")))})
+    return spec.but(more_masks=frozenset((None, config.optional_integer("sliding_window"))))
 
 
 def ministral_windows(config: Config) -> attention.Windows:
@@ -117,7 +117,7 @@ FROM_REMOTE = "{} is code of its own, not in transformers: described as transfor
 
 def as_class(spec: ModelSpec, config: Config, name: str, cls: str, more: tuple[str, ...] = ()) -> ModelSpec:
     """A model of remote code, which transformers' nearest class stands for."""
-    return spec.model_copy(update={"notes": (*spec.notes, FROM_REMOTE.format(name, cls), *more)})
+    return spec.but(notes=(*spec.notes, FROM_REMOTE.format(name, cls), *more))
 
 
 def baichuan(spec: ModelSpec, config: Config) -> ModelSpec:

@@ -94,15 +94,13 @@ def indexed_mixers(family: Family, config: Config) -> list[AnyMixer]:
         isinstance(given, (list, tuple)) and len(given) == layers and all(kind in INDEXED for kind in given)
     ):
         raise config.wrong("layer_types", f"{INDEXED[0]} in every layer", given)
-    plain = latent_attention(family, config, None).model_copy(
-        update={
-            "indexed": True,
-            "rotary": "interleaved",
-            "topk": config.integer("index_topk"),
-            "hands_on": "indexer_types" in config.defaults,
-        }
+    plain = latent_attention(family, config, None).but(
+        indexed=True,
+        rotary="interleaved",
+        topk=config.integer("index_topk"),
+        hands_on="indexer_types" in config.defaults,
     )
-    full = plain.model_copy(update={"indexer": indexer(config)})
+    full = plain.but(indexer=indexer(config))
     return [full if kind == "full" else plain for kind in indexer_types(config)]
 
 
@@ -112,7 +110,7 @@ def with_indexers(spec: ModelSpec, config: Config) -> ModelSpec:
     for run in spec.runs:
         mixer = run.layer.mixer
         found = (mixer.indexer,) if isinstance(mixer, LatentAttention) and mixer.indexer else ()
-        runs.append(run.model_copy(update={"layer": run.layer.model_copy(update={"extra": found})}))
+        runs.append(run.but(layer=run.layer.but(extra=found)))
     always = {"runs": tuple(runs), "more_masks": frozenset({0})}  # a mask is made even where none is needed
     return with_checkpoint_notes(spec.model_copy(update=always), config)
 
@@ -196,5 +194,5 @@ ROWS = (
     deepseek_row("glm_moe_dsa", classifies=False, indexed=True),
     deepseek_row("glm4_moe_lite", classifies=False),
     Family(model_type="minicpm3", mixer=latent_attention, form="pre-scaled", scaled_embedding=True,
-        heads_divide_hidden=True, finish=lambda spec, config: spec.model_copy(update={"scaled_head_input": True})),
+        heads_divide_hidden=True, finish=lambda spec, config: spec.but(scaled_head_input=True)),
 )  # fmt: skip

@@ -37,7 +37,7 @@ def modernbert_attention(family: Family, config: Config, window: int | None) -> 
     )
     if made.head_dim % 2:
         raise config.wrong("hidden_size", "an even multiple of num_attention_heads", config.value("hidden_size"))
-    return made.model_copy(update={"style": "modernbert"})
+    return made.but(style="modernbert")
 
 
 def modernbert_feed_forward(family: Family, config: Config) -> list[FeedForward]:
@@ -69,36 +69,34 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     dense = Linear(name="dense", inputs=hidden, outputs=hidden, bias=config.flag("classifier_bias"))
     head = {"linears": (dense,), "norms": (layer_norm("norm", hidden, bias),)}
     width = max(mixer.window or 0 for mixer in spec.mixers) or config.integer("local_attention") // 2
-    return spec.model_copy(
-        update={
-            "task": "masked",
-            "bidirectional": True,
-            "runs": without_first_norm(spec.runs),
-            "front": ("norm", "dropout", "return") if drops(config, "embedding_dropout") else ("norm", "return"),
-            "extra": (Part(norms=(layer_norm("embeddings.norm", hidden, bias),)),),
-            "final_norm": layer_norm("final_norm", hidden, bias),
-            "transform": Part(**head),
-            "head": Linear(name="decoder", inputs=hidden, outputs=spec.vocab_size, bias=config.flag("decoder_bias")),
-            "scoring": Pooler(
-                **head,
-                activation=config.choice("classifier_activation", ACTIVATIONS),
-                score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
-                dropout=drops(config, "classifier_dropout"),
-                mean=pooling == "mean",
-            ),
-            "more_masks": frozenset({None, width}),
-            "rotary_sets": len({mixer.window for mixer in spec.mixers}),
-        }
+    return spec.but(
+        task="masked",
+        bidirectional=True,
+        runs=without_first_norm(spec.runs),
+        front=("norm", "dropout", "return") if drops(config, "embedding_dropout") else ("norm", "return"),
+        extra=(Part(norms=(layer_norm("embeddings.norm", hidden, bias),)),),
+        final_norm=layer_norm("final_norm", hidden, bias),
+        transform=Part(**head),
+        head=Linear(name="decoder", inputs=hidden, outputs=spec.vocab_size, bias=config.flag("decoder_bias")),
+        scoring=Pooler(
+            **head,
+            activation=config.choice("classifier_activation", ACTIVATIONS),
+            score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
+            dropout=drops(config, "classifier_dropout"),
+            mean=pooling == "mean",
+        ),
+        more_masks=frozenset({None, width}),
+        rotary_sets=len({mixer.window for mixer in spec.mixers}),
     )
 
 
 def without_first_norm(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """The first layer takes the normalised embeddings as they are."""
     first, *rest = runs
-    norms = (first.layer.norms[0].model_copy(update={"kind": "identity", "bias": False}), *first.layer.norms[1:])
+    norms = (first.layer.norms[0].but(kind="identity", bias=False), *first.layer.norms[1:])
     alone = Run(count=1, layer=Layer(**dict(first.layer) | {"norms": norms}))
     if first.count > 1:
-        rest = [first.model_copy(update={"count": first.count - 1}), *rest]
+        rest = [first.but(count=first.count - 1), *rest]
     return (alone, *rest)
 
 

@@ -89,7 +89,7 @@ def gpt_oss_layers(family: Family, config: Config) -> list[FeedForward]:
     active, f = experts_per_token(config, count), config.integer("intermediate_size")
     routing = Routing(scores="logits", softmax_itemsize=0)
     routed = make_experts(config, count, active, f, routing, "router", biased=True)
-    return everywhere(family, config, routed.model_copy(update={"clamped": True}))
+    return everywhere(family, config, routed.but(clamped=True))
 
 
 def gpt_oss_windows(config: Config) -> attention.Windows:
@@ -100,14 +100,14 @@ def gpt_oss_windows(config: Config) -> attention.Windows:
 def sink_attention(family: Family, config: Config, window: int | None) -> Attention:
     """GPT-OSS: a learned logit beside the scores of each head, which only eager attention has; cat after the turn."""
     made = turned(rotary="concatenated", style="sinks", eager_only=True)(family, config, window)
-    return made.model_copy(update={"tensors": (Bare(name="sinks", shape=(made.num_heads,)),)})
+    return made.but(tensors=(Bare(name="sinks", shape=(made.num_heads,)),))
 
 
 def whole_norms(family: Family, config: Config, made: Attention) -> Attention:
     """q and k normalised over all heads together."""
     widths = (("q_norm", made.num_heads * made.head_dim), ("k_norm", made.num_kv_heads * made.head_dim))
     norms = tuple(Norm(name=name, width=width, kind=family.norm_kind) for name, width in widths)
-    return made.model_copy(update={"norms": norms})
+    return made.but(norms=norms)
 
 
 def olmoe_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -141,13 +141,13 @@ def minimax_rotary(config: Config) -> int | None:
 def both_masks(spec: ModelSpec, config: Config) -> ModelSpec:
     """GPT-OSS makes a mask with and one without a window, whatever its layers take."""
     made = frozenset({None, config.optional_integer("sliding_window")})
-    return with_checkpoint_notes(spec.model_copy(update={"more_masks": made}), config)
+    return with_checkpoint_notes(spec.but(more_masks=made), config)
 
 
 def head_bias(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias when lm_head_bias says so."""
     bias = config.flag("lm_head_bias")
-    return spec.model_copy(update={"head": spec.head.model_copy(update={"bias": bias})})
+    return spec.but(head=spec.head.but(bias=bias))
 
 
 CHUNKED = "chunked_attention"
@@ -210,7 +210,7 @@ def turning_layers(config: Config, layers: int) -> list[bool]:
 def llama4_masks(spec: ModelSpec, config: Config) -> ModelSpec:
     """A mask of chunks and one without are made, whatever the layers take."""
     chunk = config.optional_integer("attention_chunk_size")
-    return spec.model_copy(update={"more_masks": frozenset({None, chunk})})
+    return spec.but(more_masks=frozenset({None, chunk}))
 
 
 ROWS = (

@@ -57,7 +57,7 @@ def mixers(family: Family, config: Config) -> list[AnyMixer | None]:
         keys,
         state_itemsize=served_itemsize(config, "mamba_ssm_cache_dtype", 4),
     )
-    attends = softmax_attention(family, config, None).model_copy(update={"rotary": "none"})
+    attends = softmax_attention(family, config, None).but(rotary="none")
     made: dict[str, AnyMixer] = {LINEAR: mamba, attention.FULL: attends}
     return [made.get(kind) for kind in kinds(config)]
 
@@ -131,9 +131,7 @@ def experts(config: Config) -> FeedForward:
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Its head is never tied, and a mask of attention is made, whatever the layers take."""
-    return with_kernel_note(
-        spec.model_copy(update={"tied": False, "logits_fp32": True, "more_masks": frozenset({None})}), config
-    )
+    return with_kernel_note(spec.but(tied=False, logits_fp32=True, more_masks=frozenset({None})), config)
 
 
 def parse(raw: Config) -> ModelSpec:
@@ -146,7 +144,7 @@ def parse(raw: Config) -> ModelSpec:
         count = shown(keys.pop("num_nextn_predict_layers"))
         note = f"layers that predict further tokens ({count}) are left out, as transformers leaves them out"
         spec = build(ROW, Config(keys, raw.name, raw.source))
-        return spec.model_copy(update={"notes": (*spec.notes, note)})
+        return spec.but(notes=(*spec.notes, note))
     return build(ROW, Config(keys, raw.name, raw.source))
 
 

@@ -30,7 +30,7 @@ def neox_attention(family: Family, config: Config, window: int | None) -> Attent
 def neox_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Parallel, with a norm for each branch, or one branch after the other."""
     dropout = drops(config, "hidden_dropout")
-    spec = spec.model_copy(update={"front": ("dropout",) if dropout else ()})
+    spec = spec.but(front=("dropout",) if dropout else ())
     form = "parallel-branches" if config.flag("use_parallel_residual") else "pre"
     return with_layers(spec, form=form, dropout=BOTH if dropout else ())
 
@@ -57,9 +57,9 @@ def gptj_attention(family: Family, config: Config, window: int | None) -> Attent
 def gptj_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias; an fp32 table of all positions."""
     table = config.integer("max_position_embeddings") * config.integer("rotary_dim") * 4
-    head = spec.head.model_copy(update={"bias": True})
+    head = spec.head.but(bias=True)
     front = ("dropout",) if drops(config, "embd_pdrop") else ()
-    spec = spec.model_copy(update={"head": head, "buffer_bytes": table, "front": front})
+    spec = spec.but(head=head, buffer_bytes=table, front=front)
     return with_layers(spec, dropout=BOTH if drops(config, "resid_pdrop") else ())
 
 
@@ -85,8 +85,8 @@ def phi_attention(family: Family, config: Config, window: int | None) -> Attenti
 
 def phi_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias."""
-    head = spec.head.model_copy(update={"bias": True})
-    spec = spec.model_copy(update={"head": head, "front": ("dropout",) if drops(config, "embd_pdrop") else ()})
+    head = spec.head.but(bias=True)
+    spec = spec.but(head=head, front=("dropout",) if drops(config, "embd_pdrop") else ())
     return with_layers(spec, dropout=BOTH if drops(config, "resid_pdrop") else ())
 
 

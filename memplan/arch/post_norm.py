@@ -48,17 +48,17 @@ def olmo2_attention(family: Family, config: Config, window: int | None) -> Atten
     made = olmo_attention(family, config, window)
     widths = (("q_norm", made.num_heads * made.head_dim), ("k_norm", made.num_kv_heads * made.head_dim))
     norms = tuple(Norm(name=name, width=width, kind=family.norm_kind) for name, width in widths)
-    return made.model_copy(update={"norms": norms})
+    return made.but(norms=norms)
 
 
 def cohere_attention(family: Family, config: Config, window: int | None) -> Attention:
     """Turned in fp32; q and k may be normalised, each head with weights of its own."""
-    made = softmax_attention(family, config, window).model_copy(update={"rotary_wide": True})
+    made = softmax_attention(family, config, window).but(rotary_wide=True)
     if config.value("use_qk_norm") is None or not config.flag("use_qk_norm"):
         return made
     groups = (("q_norm", made.num_heads), ("k_norm", made.num_kv_heads))
     norms = tuple(Norm(name=name, width=n * made.head_dim, kind="layer-wide", groups=n) for name, n in groups)
-    return made.model_copy(update={"norms": norms})
+    return made.but(norms=norms)
 
 
 def cohere2_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -71,7 +71,7 @@ def exaone4_attention(family: Family, config: Config, window: int | None) -> Att
     """Where some layers have windows, the others have no positions."""
     made = softmax_attention(family, config, window)
     hybrid = config.value("sliding_window") is not None
-    return made.model_copy(update={"rotary": "none"}) if hybrid and window is None else made
+    return made.but(rotary="none") if hybrid and window is None else made
 
 
 def olmo3(spec: ModelSpec, config: Config) -> ModelSpec:

@@ -28,7 +28,7 @@ def assemble(
         runs=encoder.runs,
         after=encoder.after,
         unused=encoder.unused,
-        projector=projector.model_copy(update={"category": "projector"}),
+        projector=projector.but(category="projector"),
         rule=rule,
         used_blocks=layers if used is None else used,
         units=encoder.units | frozenset(units),

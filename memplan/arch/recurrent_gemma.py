@@ -82,13 +82,7 @@ def feed_forward(family: Family, config: Config) -> list[FeedForward]:
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """The cap of the logits has a name of its own; the layer names its first norm's output until its end."""
     spec = with_layers(spec, locals_held=("norm",))
-    return spec.model_copy(
-        update={
-            "logits_softcap": config.optional_positive("logits_soft_cap"),
-            "softcap_at_once": True,
-            "front": ("scale",),
-        }
-    )
+    return spec.but(logits_softcap=config.optional_positive("logits_soft_cap"), softcap_at_once=True, front=("scale",))
 
 
 FAMILY = Family(

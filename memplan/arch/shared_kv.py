@@ -128,5 +128,5 @@ def with_own_inputs(spec: ModelSpec, config: Config, own: LayerInput | None, kin
     """Every layer with its own input, and the table of all."""
     if own is None:
         return spec
-    runs = tuple(run.model_copy(update={"layer": run.layer.model_copy(update={"own_input": own})}) for run in spec.runs)
-    return spec.model_copy(update={"runs": runs, "extra": (*spec.extra, *table_of_layers(config, own, kind))})
+    runs = tuple(run.but(layer=run.layer.but(own_input=own)) for run in spec.runs)
+    return spec.but(runs=runs, extra=(*spec.extra, *table_of_layers(config, own, kind)))

@@ -54,7 +54,7 @@ def qwen2_moe_windows(config: Config) -> attention.Windows:
 def qwen2_moe_masks(spec: ModelSpec, config: Config) -> ModelSpec:
     """A mask with and one without a window are made, whatever the layers take; a window that is off is of no token."""
     size = attention.switched_size(config)
-    return spec.model_copy(update={"more_masks": frozenset({None, 0 if size is None else size})})
+    return spec.but(more_masks=frozenset({None, 0 if size is None else size}))
 
 
 def deepseek_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -80,7 +80,7 @@ def glm4_moe_attention(family: Family, config: Config, window: int | None) -> At
     if not config.flag("use_qk_norm"):
         return made
     norms = tuple(Norm(name=name, width=made.head_dim) for name in ("q_norm", "k_norm"))
-    return made.model_copy(update={"norms": norms})
+    return made.but(norms=norms)
 
 
 def dots_windows(config: Config) -> attention.Windows:
@@ -156,8 +156,8 @@ def ernie_head(spec: ModelSpec, config: Config) -> ModelSpec:
         return spec
     if spec.tied:
         bias = Part(tensors=(Bare(name="lm_head.bias", shape=(spec.vocab_size,)),), category="lm_head")
-        return spec.model_copy(update={"extra": (bias,)})
-    return spec.model_copy(update={"head": spec.head.model_copy(update={"bias": True})})
+        return spec.but(extra=(bias,))
+    return spec.but(head=spec.head.but(bias=True))
 
 
 def exaone_windows(config: Config) -> attention.Windows:

@@ -164,7 +164,7 @@ def finish_mamba(spec: ModelSpec, config: Config) -> ModelSpec:
     wide, runs = config.flag("residual_in_fp32"), spec.runs
     if wide:
         layer, rest = runs[0].layer, runs[0].count - 1
-        first = Run(count=1, layer=layer.model_copy(update={"narrow_input": True}))
+        first = Run(count=1, layer=layer.but(narrow_input=True))
         runs = (first, Run(count=rest, layer=layer)) if rest else (first,)
     made = {"residual_fp32": wide, "logits_fp32": True, "runs": runs}
     return with_kernel_note(spec.model_copy(update=made), config)
@@ -172,7 +172,7 @@ def finish_mamba(spec: ModelSpec, config: Config) -> ModelSpec:
 
 def with_kernel_note(spec: ModelSpec, config: Config) -> ModelSpec:
     """Says by which code the mixers run."""
-    return spec.model_copy(update={"notes": (*spec.notes, KERNELS)})
+    return spec.but(notes=(*spec.notes, KERNELS))
 
 
 def alone(model_type: str, mixers: Any) -> Family:

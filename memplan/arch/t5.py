@@ -79,48 +79,42 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     layers = spec.num_layers
     decoder = config.integer("num_decoder_layers")
     dropped = drops(config, "dropout_rate")
-    layer = layer.model_copy(
-        update={
-            "norms": tuple(t5_norm("layer_norm", hidden) for _ in range(2)),
-            "dropout": ("mixer", "feed-forward") if dropped else (),
-        }
+    layer = layer.but(
+        norms=tuple(t5_norm("layer_norm", hidden) for _ in range(2)),
+        dropout=("mixer", "feed-forward") if dropped else (),
     )
     assert isinstance(layer.mixer, Attention)
-    second = layer.model_copy(
-        update={
-            "norms": tuple(t5_norm("layer_norm", hidden) for _ in range(3)),
-            "mixer": layer.mixer.model_copy(update={"style": "t5-decoder"}),
-            "cross": layer.mixer.model_copy(update={"style": "t5-cross"}),
-        }
+    second = layer.but(
+        norms=tuple(t5_norm("layer_norm", hidden) for _ in range(3)),
+        mixer=layer.mixer.but(style="t5-decoder"),
+        cross=layer.mixer.but(style="t5-cross"),
     )
     buckets = config.integer("relative_attention_num_buckets")
     table = Bare(name="relative_attention_bias", shape=(buckets, layer.mixer.num_heads))
     untied = config.value("tie_word_embeddings") is False
     scaled = spec.family == "t5" and not untied
-    return spec.model_copy(
-        update={
-            "task": "seq2seq",
-            "front": ("dropout",) if dropped else (),
-            "tied": True,
-            "runs": (*with_table(layer, table, layers), *with_table(second, table, decoder)),
-            "encoder": Encoder(layers=layers, final_norm=t5_norm("final_layer_norm", hidden), dropout=dropped),
-            "final_norm": t5_norm("final_layer_norm", hidden),
-            "scaled_head_input": scaled,
-            "scoring": Pooler(
-                linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
-                score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
-                first_dropout=drops(config, "classifier_dropout"),
-                dropout=drops(config, "classifier_dropout"),
-            ),
-            "notes": (*spec.notes, SEPARATE_HEAD) if untied else spec.notes,
-        }
+    return spec.but(
+        task="seq2seq",
+        front=("dropout",) if dropped else (),
+        tied=True,
+        runs=(*with_table(layer, table, layers), *with_table(second, table, decoder)),
+        encoder=Encoder(layers=layers, final_norm=t5_norm("final_layer_norm", hidden), dropout=dropped),
+        final_norm=t5_norm("final_layer_norm", hidden),
+        scaled_head_input=scaled,
+        scoring=Pooler(
+            linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
+            score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
+            first_dropout=drops(config, "classifier_dropout"),
+            dropout=drops(config, "classifier_dropout"),
+        ),
+        notes=(*spec.notes, SEPARATE_HEAD) if untied else spec.notes,
     )
 
 
 def with_table(layer: Layer, table: Bare, count: int) -> list[Run]:
     """A stack whose first layer holds the table of relative positions, from which it makes the bias of all."""
     assert isinstance(layer.mixer, Attention)
-    first = layer.model_copy(update={"mixer": layer.mixer.model_copy(update={"tensors": (table,)})})
+    first = layer.but(mixer=layer.mixer.but(tensors=(table,)))
     runs = [Run(count=1, layer=first)]
     return [*runs, Run(count=count - 1, layer=layer)] if count > 1 else runs
 

@@ -67,12 +67,12 @@ def finish_mllama(spec: ModelSpec, config: Config) -> ModelSpec:
         )
         for run in spec.runs
     ]
-    return spec.model_copy(update={"runs": tuple(runs), "extra": (Part(tensors=(rows,), category="embed"),)})
+    return spec.but(runs=tuple(runs), extra=(Part(tensors=(rows,), category="embed"),))
 
 
 def gated_cross_layer(layer: Layer, gates: Part) -> Layer:
     """A layer whose two branches are weighed by gates."""
-    return layer.model_copy(update={"form": "gated", "extra": (gates,)})
+    return layer.but(form="gated", extra=(gates,))
 
 
 ROWS = (

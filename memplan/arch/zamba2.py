@@ -137,7 +137,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         found = list(group)
         numbers = tuple(block for _, block in found if block is not None)
         runs.append(Run(count=len(found), layer=found[0][0], blocks=numbers))
-    return spec.model_copy(update={"runs": tuple(runs)})
+    return spec.but(runs=tuple(runs))
 
 
 def first_of(family: Family, config: Config) -> list[StateSpaceDual]:

@@ -62,7 +62,7 @@ def calibrate(values: Mapping[str, Any]) -> int:
 
     found = fit(runs, gpu.name, card(gpu))
     if starts:
-        found = found._replace(calibration=found.calibration.model_copy(update={"engine": _constants(starts)}))
+        found = found._replace(calibration=found.calibration.but(engine=_constants(starts)))
     data = _data(runs, found)
     Output("json" if values.get("json") else "table").write(
         Result(lambda: data, lambda width: list(blocks(runs, found)))

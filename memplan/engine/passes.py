@@ -218,4 +218,4 @@ def _traced(plan: PassPlan, to_the_end: bool, i: int, layer: Layer, as_is: Layer
 
 @lru_cache(maxsize=64)
 def _narrowed(layer: Layer) -> Layer:
-    return layer.model_copy(update={"narrow_input": True})
+    return layer.but(narrow_input=True)

@@ -246,7 +246,7 @@ def tower_in_order(spec: ModelSpec, trained: bool, adapter: Adapter | None) -> I
     tower, nothing = spec.tower, Part()
     if tower is None:
         return
-    blocks = [run.model_copy(update={"count": 1}) for run in tower.runs for _ in range(run.count)]
+    blocks = [run.but(count=1) for run in tower.runs for _ in range(run.count)]
     bare = {"embedding": nothing, "runs": (), "after": nothing, "unused": nothing, "projector": nothing}
     pieces: list[dict[str, object]] = [{"embedding": tower.embedding}]
     pieces += [{"runs": (one,), "used_blocks": int(i < tower.used_blocks)} for i, one in enumerate(blocks)]

@@ -102,6 +102,6 @@ def spread(given: JobInput, answer: Callable[[JobInput], "Checked"]) -> "Checked
         if left > 0:
             runs.append(run.piece(0, min(left, run.count), run.layer))
         left -= run.count
-    found = answer(given._replace(spec=spec.model_copy(update={"runs": tuple(runs)})))
+    found = answer(given._replace(spec=spec.but(runs=tuple(runs))))
     said = f"layers {count} of {spec.num_layers} on the fullest card (accelerate's device_map divides them evenly)"
     return replace(found, assumed=(*found.assumed, said)) if found.fits in ("yes", "tight") else None

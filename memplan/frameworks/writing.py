@@ -58,7 +58,7 @@ def _told_from_an_option(given: JobInput) -> JobInput:
     """The job, whose model's folder, where its name begins with a dash, is written as a path."""
     name = given.job.model
     dashed = isinstance(name, str) and name.startswith("-")
-    return given._replace(job=given.job.model_copy(update={"model": f"./{name}"})) if dashed else given
+    return given._replace(job=given.job.but(model=f"./{name}")) if dashed else given
 
 
 def _with_trainer(given: JobInput, row: Framework) -> JobInput:

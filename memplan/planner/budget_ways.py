@@ -161,7 +161,7 @@ class Ways:
             return
 
         def at(n: int, _: int) -> Way:
-            settings = first.recipe.megatron.model_copy(update={"recompute_num_layers": n})
+            settings = first.recipe.megatron.but(recompute_num_layers=n)
             return Way(keys(n), "block", first.recipe._replace(megatron=settings), n) if n else self.none
 
         yield Grid(max(layers_of_chunks(first.recipe)), at, True)

@@ -50,7 +50,7 @@ def native_obstacle(job: Job, spec: ModelSpec) -> str:
     what = unmodelled(job, spec)
     if what:
         return f"not modelled with {what}"
-    why = unsplit(job.model_copy(update={"tensor_parallel": 2}), spec)
+    why = unsplit(job.but(tensor_parallel=2), spec)
     return f"not modelled for {spec.name} ({why})" if why else ""
 
 

@@ -151,7 +151,7 @@ def question(given: JobInput) -> Question:
         )
     assumptions += too_large(batch * (2 if METHODS[job.method].pairs else 1) * job.sequence_length)
     space = Space(job, fixed, spec, job.num_gpus, batch, job.gpus_per_node, gpu.vendor)
-    given = given._replace(job=given.job.model_copy(update={"num_gpus": job.num_gpus}))
+    given = given._replace(job=given.job.but(num_gpus=job.num_gpus))
     return Question(given, fixed, gpu, device, space, tuple(assumptions))
 
 

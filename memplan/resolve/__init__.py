@@ -88,7 +88,7 @@ def _trained(given: JobInput) -> Recipe:
     whole, spec = spec, in_units(frozen_model(job, trainer, spec, notes), job, trainer, base.stored, split, notes)
     check_positions(said, spec, notes)
     attention = attention_form(job, trainer, spec, base.stored, notes)
-    job = job if job.attention == attention else job.model_copy(update={"attention": attention})
+    job = job if job.attention == attention else job.but(attention=attention)
     steps = accumulated(said, job.num_gpus // degrees.model, notes)
     in_megatron = runs_in_megatron(job, trainer, spec, degrees, split.name, steps, notes)
     job = kept_apart(job, attention, in_megatron, method, notes)
@@ -159,5 +159,5 @@ def _of_critic(
         return again
     if said.gradient_checkpointing == "none":
         return Checkpointing(offload=again.offload)
-    full = job.model_copy(update={"gradient_checkpointing": "full"})
+    full = job.but(gradient_checkpointing="full")
     return checkpointing(full, trainer, spec, base, attention, Notes({}))._replace(offload=again.offload)

@@ -19,11 +19,11 @@ def partly_adapted(spec: ModelSpec, layers: frozenset[int]) -> ModelSpec:
     runs, start = [], 0
     for run in spec.runs:
         for inside, group in groupby(range(start, start + run.count), key=layers.__contains__):
-            layer = run.layer if inside else run.layer.model_copy(update={"unadapted": True})
+            layer = run.layer if inside else run.layer.but(unadapted=True)
             found = list(group)
             runs.append(run.piece(found[0] - start, len(found), layer))
         start += run.count
-    return spec.model_copy(update={"runs": tuple(runs)})
+    return spec.but(runs=tuple(runs))
 
 
 def chosen(lora: Lora, given: set[str], known: set[str], stacks: bool, spec: ModelSpec, notes: Notes) -> set[str]:
@@ -92,8 +92,8 @@ def with_tower(spec: ModelSpec, lora: Lora) -> ModelSpec:
         raise InvalidJob(f"lora.modules_to_train: {spec.family} has no vision tower", "leave modules_to_train out")
     if spec.tower is None or not unadapted:
         return spec
-    tower = spec.tower.model_copy(update={"unadapted": unadapted, "trained": trained})
-    return spec.model_copy(update={"tower": tower})
+    tower = spec.tower.but(unadapted=unadapted, trained=trained)
+    return spec.but(tower=tower)
 
 
 def beside_resting_tower(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Job:
@@ -106,7 +106,7 @@ def beside_resting_tower(job: Job, spec: ModelSpec, notes: Notes, trainer: Train
     if {"exclude_modules", "modules_to_train"} & lora.model_fields_set:
         return job
     notes.assume(f"lora.exclude_modules: {', '.join(PARTS)} ({trainer.title} freezes them)")
-    return job.model_copy(update={"lora": lora.model_copy(update={"exclude_modules": tuple(PARTS)})})
+    return job.but(lora=lora.but(exclude_modules=tuple(PARTS)))
 
 
 def check_ranks(lora: Lora, names: set[str]) -> None:

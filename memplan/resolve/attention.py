@@ -106,7 +106,7 @@ def _on_its_card(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> J
             f"use attention: {instead}",
             {"attention": instead},
         )
-    return job.model_copy(update={"attention": notes.fill("attention", "sdpa", "default", why)})
+    return job.but(attention=notes.fill("attention", "sdpa", "default", why))
 
 
 def attention_on(gpu: Gpu, recipe: Recipe) -> str:

@@ -55,7 +55,7 @@ def _allocator(job: Job, gpu: Gpu | None, notes: Notes) -> Allocator:
     notes.assume(
         "allocator.expandable_segments: without effect on AMD cards before torch 2.12 and ROCm 7: counted as off"
     )
-    return job.allocator.model_copy(update={"expandable_segments": False})
+    return job.allocator.but(expandable_segments=False)
 
 
 def batch(

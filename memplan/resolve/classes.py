@@ -89,16 +89,16 @@ def _has_older_attention(spec: ModelSpec) -> bool:
 @lru_cache(maxsize=64)
 def _with_wide_routers(spec: ModelSpec) -> ModelSpec:
     """Their weights in fp32, whatever the others are in."""
-    return spec.model_copy(update={"runs": tuple(map(_with_wide_router, spec.runs))})
+    return spec.but(runs=tuple(map(_with_wide_router, spec.runs)))
 
 
 def _with_wide_router(run: Run) -> Run:
     part = run.layer.feed_forward
     if part is None or part.experts is None:
         return run
-    routing = part.experts.routing.model_copy(update={"stored_itemsize": DTYPE_BYTES["fp32"], "kept_wide": True})
-    part = part.model_copy(update={"experts": part.experts.model_copy(update={"routing": routing})})
-    return run.model_copy(update={"layer": run.layer.model_copy(update={"feed_forward": part})})
+    routing = part.experts.routing.but(stored_itemsize=DTYPE_BYTES["fp32"], kept_wide=True)
+    part = part.but(experts=part.experts.but(routing=routing))
+    return run.but(layer=run.layer.but(feed_forward=part))
 
 
 @lru_cache(maxsize=64)
@@ -109,8 +109,8 @@ def _of_older_class(spec: ModelSpec) -> ModelSpec:
     if _has_older_attention(spec):
         mixer = {"style": spec.family, "eager_only": True, "rotary": "concatenated"}
         runs = tuple(_with_mixer(run, mixer) for run in spec.runs)
-        return spec.model_copy(update={"runs": runs, "buffer_bytes": spec.buffer_bytes * spec.num_layers})
-    update: dict[str, object] = {"tower": spec.tower.model_copy(update={"older": True})} if spec.tower else {}
+        return spec.but(runs=runs, buffer_bytes=spec.buffer_bytes * spec.num_layers)
+    update: dict[str, object] = {"tower": spec.tower.but(older=True)} if spec.tower else {}
     mixers = [run.layer.mixer for run in spec.runs]
     if any(getattr(each, "makes_kv", "") for each in mixers) and not any(getattr(each, "reads", "") for each in mixers):
         update["runs"] = tuple(_with_mixer(run, {"makes_kv": ""}) for run in spec.runs)
@@ -119,7 +119,7 @@ def _of_older_class(spec: ModelSpec) -> ModelSpec:
 
 def _with_mixer(run: Run, update: dict[str, object]) -> Run:
     mixer = run.layer.mixer and run.layer.mixer.model_copy(update=update)
-    return run.model_copy(update={"layer": run.layer.model_copy(update={"mixer": mixer})})
+    return run.but(layer=run.layer.but(mixer=mixer))
 
 
 def check_flash(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> None:

@@ -42,6 +42,4 @@ def _with_cards_here(job: Job, notes: Notes) -> Job:
     gpu = find_gpu(LOCAL)
     if gpu.here < 2 or gpu.form == "slice":
         return job
-    return job.model_copy(
-        update={"num_gpus": notes.fill("num_gpus", gpu.here, "default", "the cards that this machine shows")}
-    )
+    return job.but(num_gpus=notes.fill("num_gpus", gpu.here, "default", "the cards that this machine shows"))

@@ -43,7 +43,7 @@ def with_stage(job: Job, notes: Notes) -> Job:
     if named:
         return job
     notes.sources.setdefault("zero_stage", notes.sources.get("deepspeed", "option"))
-    return job.model_copy(update={"zero_stage": given.stage})
+    return job.but(zero_stage=given.stage)
 
 
 def replicated(job: Job, split: Split, degrees: Parallel) -> Parallel:

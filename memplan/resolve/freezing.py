@@ -60,7 +60,7 @@ def frozen_model(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> M
     ]
     seen = {name for name in outside if name not in (TOWER, PROJECTOR) or job.images is not None}
     _check(spec, marked, seen, by_layer, layers)
-    return spec.model_copy(update={"frozen": marked, "runs": _runs(spec, by_layer)})
+    return spec.but(frozen=marked, runs=_runs(spec, by_layer))
 
 
 def _with_resting_tower(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:
@@ -71,7 +71,7 @@ def _with_resting_tower(job: Job, trainer: Trainer, spec: ModelSpec, notes: Note
         notes.assume(f"freeze: {trainer.title} freezes the vision tower and its projector; they are counted trained")
         return spec
     notes.fill("freeze", RESTING, "trainer", f"{trainer.title} freezes them")
-    return spec.model_copy(update={"frozen": frozenset((TOWER, PROJECTOR))})
+    return spec.but(frozen=frozenset((TOWER, PROJECTOR)))
 
 
 def _mixes(job: Job, trainer: Trainer, notes: Notes) -> bool:
@@ -95,7 +95,7 @@ def _runs(spec: ModelSpec, by_layer: list[frozenset[str]]) -> tuple[Run, ...]:
     for run in spec.runs:
         inside = 0
         for frozen, group in groupby(by_layer[start : start + run.count]):
-            layer = run.layer.model_copy(update={"frozen": frozen}) if frozen else run.layer
+            layer = run.layer.but(frozen=frozen) if frozen else run.layer
             runs.append(run.piece(inside, len(list(group)), layer))
             inside += runs[-1].count
         start += run.count

@@ -73,7 +73,7 @@ def with_segments(job: Job, found: Recipe, notes: Notes) -> Recipe:
     if not generation_of(found.trainer.name, job.trainer_version or NEWEST.get(found.trainer.name, "")).expands:
         return found
     notes.assume(f"allocator: expandable segments ({found.trainer.title} turns them on for training)")
-    expanding = found.hardware.allocator.model_copy(update={"expandable_segments": True})
+    expanding = found.hardware.allocator.but(expandable_segments=True)
     return found._replace(hardware=found.hardware._replace(allocator=expanding))
 
 

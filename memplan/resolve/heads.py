@@ -37,7 +37,7 @@ def head(
         notes.fill("loss_head", "score", "default")
         return Loss("score"), "none"
     unscored = job.entropy == "unscored"  # none, nor beside the scores of a rollout, as a fork has it
-    job = job.model_copy(update={"entropy": "none"}) if unscored else job
+    job = job.but(entropy="none") if unscored else job
     name = _program(job, method, trainer, lora, notes)
     _check_tiled(name, job, trainer, stored, split)
     _check_policy(name, stored, split)

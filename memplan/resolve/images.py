@@ -24,7 +24,7 @@ def without_images(spec: ModelSpec, flat: bool) -> ModelSpec:
     ``flat``: DeepSpeed makes master weights and states for all that is trained, whether a gradient comes or not."""
     resting = tuple(run for run in spec.runs if run.layer.attends_to_images)
     runs = tuple(run for run in spec.runs if not run.layer.attends_to_images)
-    return spec.model_copy(update={"runs": runs, "resting": resting, "tower_idle": not flat})
+    return spec.but(runs=runs, resting=resting, tower_idle=not flat)
 
 
 def as_seen(spec: ModelSpec, sees: bool, flat: bool, length: int) -> ModelSpec:
@@ -45,10 +45,10 @@ def with_masked_windows(spec: ModelSpec, length: int) -> ModelSpec:
     for run in spec.runs:
         mixer = run.layer.mixer
         assert mixer is not None
-        own = mixer.model_copy(update={"window": windows.get(mixer.window, mixer.window)})
-        runs.append(run.model_copy(update={"layer": run.layer.model_copy(update={"mixer": own})}))
+        own = mixer.but(window=windows.get(mixer.window, mixer.window))
+        runs.append(run.but(layer=run.layer.but(mixer=own)))
     more = frozenset(windows[window] for window in spec.more_masks)
-    return spec.model_copy(update={"runs": tuple(runs), "more_masks": more, "row_masks": True})
+    return spec.but(runs=tuple(runs), more_masks=more, row_masks=True)
 
 
 def one_image(rule: ImageRule, images: Images) -> ImageBatch:

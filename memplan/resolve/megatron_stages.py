@@ -34,7 +34,7 @@ def with_stages(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> Jo
         f"pipeline_parallel: {stages} does not divide {spec.num_layers} layers, and Megatron needs to be told how they "
         f"fall: {LAYOUT} {found} is assumed"
     )
-    update = {"megatron": settings.model_copy(update={"pipeline_model_parallel_layout": layout(found)})}
+    update = {"megatron": settings.but(pipeline_model_parallel_layout=layout(found))}
     return job.model_copy(update=update)
 
 

@@ -75,7 +75,7 @@ def _one_version(job: Job, trainer: Trainer) -> str:
 
 @lru_cache(maxsize=64)
 def _untied(spec: ModelSpec) -> ModelSpec:
-    return spec.model_copy(update={"tied": False})
+    return spec.but(tied=False)
 
 
 def as_trainer_ties(trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:
@@ -180,14 +180,14 @@ def _without_modules(spec: ModelSpec) -> ModelSpec | None:
     hands its input on and keeps no mask (torch 2.13 aten/src/ATen/native/Dropout.cpp)."""
     called = any(getattr(mixer, "style", "") == "interleaved" for mixer in spec.mixers)  # GPT-J's from 5.24 on
     stays = PROBABILITIES_ALONE if called else FUNCTIONAL_DROPOUT.get(spec.family, PROBABILITIES_ALONE)
-    runs = tuple(run.model_copy(update={"layer": _layer(run.layer, stays)}) for run in spec.runs)
+    runs = tuple(run.but(layer=_layer(run.layer, stays)) for run in spec.runs)
     update: dict[str, object] = {"runs": runs}
     if "front" not in stays:
         update["front"] = tuple(step for step in spec.front if step != "dropout")
     if spec.encoder and "front" not in stays:
-        update["encoder"] = spec.encoder.model_copy(update={"dropout": False})
+        update["encoder"] = spec.encoder.but(dropout=False)
     if spec.pooler:
-        update["pooler"] = spec.pooler.model_copy(update={"first_dropout": False, "dropout": False})
+        update["pooler"] = spec.pooler.but(first_dropout=False, dropout=False)
     found = spec.model_copy(update=update)
     return None if found == spec else found
 
@@ -197,7 +197,7 @@ def _layer(layer: Layer, stays: frozenset[str]) -> Layer:
         name: _mixer(part, stays) for name in ("mixer", "cross") if (part := getattr(layer, name)) is not None
     }
     if layer.feed_forward and "inner" not in stays:
-        update["feed_forward"] = layer.feed_forward.model_copy(update={"dropout": False})
+        update["feed_forward"] = layer.feed_forward.but(dropout=False)
     if "branches" not in stays:
         update["dropout"] = ()
     return layer.model_copy(update=update)

@@ -40,7 +40,7 @@ def packed(job: Job, method: Method, spec: ModelSpec, notes: Notes) -> tuple[Job
     count = max(1, row // longest)
     completions = min(row, count * scored + row - count * longest)
     one = {"batch_size": 1, "sequence_length": row, "completion_length": completions}
-    return job.model_copy(update={"sequence_length": longest}), job.model_copy(update=one)
+    return job.but(sequence_length=longest), job.model_copy(update=one)
 
 
 def whole(job: Job, tokens: int) -> int:
@@ -67,7 +67,7 @@ def kept_apart(job: Job, attention: str, in_megatron: bool, method: Method, note
     how = "by the kernel's lengths" if flash else "by a mask of all tokens by all"
     notes.assume(f"token_budget: a micro-batch is one row of {job.token_budget} tokens, full, its sequences kept apart "
                  f"{how}")  # fmt: skip
-    return job if flash else job.model_copy(update={"padded": True})
+    return job if flash else job.but(padded=True)
 
 
 def _check_scoring(job: Job, method: Method) -> None:

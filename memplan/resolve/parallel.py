@@ -30,7 +30,7 @@ def with_framework(job: Job, notes: Notes) -> Job:
         hint = megatron_instead(job, job.trainer) if notes.is_given("method") else named
         raise InvalidJob(f"{why} needs a trainer on Megatron that has {job.method}", hint)
     notes.fill("trainer", name, "default", f"{why} and no trainer named: {find_trainer(name).title}")
-    return job.model_copy(update={"trainer": name})
+    return job.but(trainer=name)
 
 
 def _pipelined(job: Job, notes: Notes) -> Job:

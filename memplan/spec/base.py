@@ -29,6 +29,10 @@ class Frozen(BaseModel):
             del copied.__dict__[name]
         return copied
 
+    def but(self, **fields: Any) -> Self:
+        """A copy with these values in its fields."""
+        return self.model_copy(update=fields)
+
 
 class Described(Frozen):
     """A part of a model, checked when it is made. What holds it takes it as it is and builds no schema of its inside,

@@ -222,9 +222,9 @@ class ModelSpec(Described):
     def thawed_copy(self) -> "ModelSpec":
         """A copy with nothing frozen; a model that kept itself here could not be compared."""
         nothing: frozenset[str] = frozenset()
-        layers = ((run, run.layer.model_copy(update={"frozen": nothing})) for run in self.runs)
-        runs = (run.model_copy(update={"layer": layer}) for run, layer in layers)
-        return self.model_copy(update={"frozen": nothing, "runs": tuple(runs)})
+        layers = ((run, run.layer.but(frozen=nothing)) for run in self.runs)
+        runs = (run.but(layer=layer) for run, layer in layers)
+        return self.but(frozen=nothing, runs=tuple(runs))
 
     @cached_property
     def is_frozen(self) -> bool:
@@ -292,6 +292,4 @@ class ModelSpec(Described):
             without = {"transform": None, "pooler": self.scoring, "head": self.scoring.score, "extra": self.kept_extra}
             return self.model_copy(update=without)
         score = Linear(name="score", inputs=self.head.inputs, outputs=1)
-        return self.model_copy(
-            update={"head": score, "logits_softcap": None, "logits_scaled": False, "logits_fp32": False}
-        )
+        return self.but(head=score, logits_softcap=None, logits_scaled=False, logits_fp32=False)

@@ -157,7 +157,7 @@ class Mixer(Part):
     @property
     def dropping(self) -> "Mixer":
         """The same, with dropout of its probabilities; what has none of them reads nothing of it."""
-        return self.model_copy(update={"dropout": True})
+        return self.but(dropout=True)
 
     @property
     def masked(self) -> bool:

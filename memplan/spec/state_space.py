@@ -161,7 +161,7 @@ class BothMixers(Mixer):
     @property
     def dropping(self) -> "Mixer":
         """Attention's probabilities are dropped out."""
-        return self.model_copy(update={"attention": self.attention.dropping})
+        return self.but(attention=self.attention.dropping)
 
     @property
     def by_category(self) -> dict[str, int]:

@@ -259,7 +259,7 @@ class Tower(Described):
     @property
     def parts(self) -> tuple["TowerPart", ...]:
         """Everything that holds parameters: vision, then projector."""
-        patches, norms = self.embedding.model_copy(update={"norms": ()}), Part(norms=self.embedding.norms)
+        patches, norms = self.embedding.but(norms=()), Part(norms=self.embedding.norms)
         found = [TowerPart(patches, 1, "vision", is_unit="embedding" in self.units), TowerPart(norms, 1, "vision")]
         left = self.used_blocks
         for run in self.runs:

@@ -54,7 +54,7 @@ def describe(model: Any, parsed: Any, name: str) -> ModelSpec:
         embedding_width=None if embedding.embedding_dim == hidden else embedding.embedding_dim,
         tied=head.weight is embedding.weight,
         runs=made,
-        final_norm=outside.norms[last].model_copy(update={"width": hidden}) if last else None,
+        final_norm=outside.norms[last].but(width=hidden) if last else None,
         head=Linear(name="lm_head", inputs=head.in_features, outputs=head.out_features, bias=head.bias is not None),
         extra=rest(model, path, own, last),
         logits_softcap=getattr(text, "final_logit_softcapping", None),
@@ -194,7 +194,7 @@ def make_layer(found: Found, text: Any, hidden: int, window: int | None, eager_o
     direct = [path for path in direct if "." not in path] or direct
     single = (mixer is None) != (feed_forward is None)
     wanted = 1 if single else 4 if len(direct) == 4 else 2
-    around = [found.norms[path].model_copy(update={"width": hidden}) for path in direct[:wanted]]
+    around = [found.norms[path].but(width=hidden) for path in direct[:wanted]]
     used |= set(direct[:wanted])
     plain = Norm(name="", width=hidden, kind="layer-plain")
     form = "single" if single else "sandwich" if wanted == 4 else "pre"
@@ -216,9 +216,7 @@ def unused(found: Found, used: set[str]) -> Iterator[Part]:
     for category, of_role in (("attn", "mixer"), ("mlp", "feed-forward"), ("other", "other")):
         linears = tuple(each for path, each in found.linears.items() if path not in used and role(path) == of_role)
         tensors = [each for path, each in found.tensors.items() if path not in used and role(path) == of_role]
-        named = tuple(
-            each.model_copy(update={"category": "experts" if "expert" in each.name else ""}) for each in tensors
-        )
+        named = tuple(each.but(category="experts" if "expert" in each.name else "") for each in tensors)
         if linears or named:
             yield Part(category=category, linears=linears, tensors=named)
     norms = tuple(norm for path, norm in found.norms.items() if path not in used)

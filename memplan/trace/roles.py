@@ -76,7 +76,7 @@ def attention_of(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         linears=tuple(linears[path] for path in (*paths, out)),
-        norms=tuple(norms[path].model_copy(update={"width": norms[path].width or head_dim}) for path in of_heads),
+        norms=tuple(norms[path].but(width=norms[path].width or head_dim) for path in of_heads),
         rotary="half" if getattr(text, "rope_parameters", None) or hasattr(text, "rope_theta") else "none",
         window=window,
         eager_only=eager_only,

@@ -121,7 +121,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     space = WORKSPACE if era.share == "free" and gpu.vendor == "nvidia" and gpu.architecture != HOPPER else 0
     after = activation + rows + space if era.share == "free" else 0
     start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, wider)
-    text = of._replace(model=of.model.model_copy(update={"tower": None})) if of.separate else of
+    text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = activation - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
     awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))

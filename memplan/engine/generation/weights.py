@@ -58,7 +58,7 @@ def most_bytes(of: Generator, gpu: Gpu | None = None) -> int:
 
 
 def _in_nvfp4(of: Generator, gpu: Gpu | None, plain: frozenset[str]) -> int:
-    model = of.model.model_copy(update={"quantization": Stored("modelopt nvfp4", plain=plain)})
+    model = of.model.but(quantization=Stored("modelopt nvfp4", plain=plain))
     return weights_bytes(of._replace(quantization="none", model=model), gpu)
 
 

@@ -31,7 +31,7 @@ def layer_with_input(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     with tape.at("feed-forward"):
         residual = hidden
         hidden = norm(p, norms[2], residual, "h")
-        hidden = feed_forward(p, spec.model_copy(update={"experts": None}) if spec.experts else spec, hidden)
+        hidden = feed_forward(p, spec.but(experts=None) if spec.experts else spec, hidden)
         held: list[Tensor] = []
         if spec.experts:
             weights = None

@@ -142,7 +142,7 @@ def _layer_of_each_head(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     """``torch.split`` over heads, a norm without bias on each, ``torch.cat`` of the results."""
     groups = spec.groups
     part, rows = Dim(x.dim.symbol, x.dim.elements // groups), Dim(per_row.symbol, per_row.elements // groups)
-    one = spec.model_copy(update={"groups": 1, "width": spec.width // groups})
+    one = spec.but(groups=1, width=spec.width // groups)
     normed = [layer(p, one, piece, rows) for piece in ops.cut(p.tape, x, [part] * groups)]
     return ops.concatenate(p.tape, normed, x.dim, "norm outputs")
 

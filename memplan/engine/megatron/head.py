@@ -146,9 +146,7 @@ def _logits(alive: Alive | None) -> tuple[Held, ...]:
 
 def _traced(recipe: Recipe, s: Shape, vocabulary: int, program: Head, grad: bool = True) -> TailTrace:
     """The tail of a trainer's own program on the tape, over this rank's rows of the vocabulary."""
-    spec = recipe.model.model_copy(
-        update={"vocab_size": vocabulary, "head": recipe.model.head.model_copy(update={"outputs": vocabulary})}
-    )
+    spec = recipe.model.but(vocab_size=vocabulary, head=recipe.model.head.but(outputs=vocabulary))
     rows, length = recipe.rows, max(2, s.tokens // recipe.rows)
     program = program._replace(
         loss=program.loss._replace(head=recipe.loss.head),

@@ -215,7 +215,7 @@ def activation(
         name,
         kept=tuple(kept),
         backward=(
-            stream(s, te.STREAM_GRADIENT),
+            stream(s, STREAM_GRADIENT),
             Held("gradient of the activation", "T·F·e", (tokens, width, s.itemsize)),
             both._replace(name="gradient of its input"),
         ),

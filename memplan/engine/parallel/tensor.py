@@ -17,16 +17,16 @@ def part_of(spec: ModelSpec, degrees: Parallel) -> ModelSpec:
     """The model of one rank: every ``tensor``-th head, column and vocabulary entry, the layers of its stage.
 
     Norms are whole; of a vocabulary that does not divide the first, larger part."""
-    runs = tuple(run.model_copy(update={"layer": _narrowed(run.layer, degrees)}) for run in _of_stage(spec, degrees))
+    runs = tuple(run.but(layer=_narrowed(run.layer, degrees)) for run in _of_stage(spec, degrees))
     if degrees.expert > 1:
         parts = degrees.tensor // degrees.expert_tensor
-        runs = tuple(run.model_copy(update={"layer": _by_rows(run.layer, parts)}) for run in runs)
+        runs = tuple(run.but(layer=_by_rows(run.layer, parts)) for run in runs)
     vocabulary, head = ceil_div(spec.vocab_size, degrees.tensor), spec.head
     outputs = head.outputs if head.outputs == 1 else ceil_div(head.outputs, degrees.tensor)
     changes: dict[str, Any] = {
         "runs": runs,
         "vocab_size": vocabulary if degrees.first else 0,
-        "head": head.model_copy(update={"outputs": outputs if degrees.last else 0}),
+        "head": head.but(outputs=outputs if degrees.last else 0),
         "tied": spec.tied and degrees.pipeline == 1,
     }
     if not degrees.last:
@@ -47,7 +47,7 @@ def _of_stage(spec: ModelSpec, degrees: Parallel) -> list[Run]:
     for run in spec.runs:
         inside = min(at + run.count, last) - max(at, first)
         if inside > 0:
-            runs.append(run.model_copy(update={"count": inside}))
+            runs.append(run.but(count=inside))
         at += run.count
     return runs
 
@@ -89,10 +89,8 @@ def _thinned(experts: Experts, parts: int) -> Experts:
     """Experts that are a part as wide each: rows of gate and up, columns of down."""
     (count, up, inner), (_, outer, down) = (bare.shape for bare in experts.stacked)
     shapes = (count, up // parts, inner), (count, outer, down // parts)
-    stacked = tuple(
-        bare.model_copy(update={"shape": shape}) for bare, shape in zip(experts.stacked, shapes, strict=True)
-    )
-    return experts.model_copy(update={"stacked": stacked, "intermediate": experts.intermediate // parts})
+    stacked = tuple(bare.but(shape=shape) for bare, shape in zip(experts.stacked, shapes, strict=True))
+    return experts.but(stacked=stacked, intermediate=experts.intermediate // parts)
 
 
 def _by_rows(layer: Layer, parts: int) -> Layer:
@@ -103,11 +101,10 @@ def _by_rows(layer: Layer, parts: int) -> Layer:
     if inner is None or inner.experts is None:
         return layer
     stacked = tuple(
-        bare.model_copy(update={"shape": (bare.shape[0] * bare.shape[1] // parts, bare.shape[2])})
-        for bare in inner.experts.stacked
+        bare.but(shape=(bare.shape[0] * bare.shape[1] // parts, bare.shape[2])) for bare in inner.experts.stacked
     )
-    experts = inner.experts.model_copy(update={"stacked": stacked})
-    return layer.model_copy(update={"feed_forward": inner.model_copy(update={"experts": experts})})
+    experts = inner.experts.but(stacked=stacked)
+    return layer.but(feed_forward=inner.but(experts=experts))
 
 
 def _split(linears: tuple[Linear, ...], tensor: int) -> tuple[Linear, ...]:
@@ -115,8 +112,8 @@ def _split(linears: tuple[Linear, ...], tensor: int) -> tuple[Linear, ...]:
     if not linears:
         return ()
     *columns, row = linears
-    split = [linear.model_copy(update={"outputs": linear.outputs // tensor}) for linear in columns]
-    return (*split, row.model_copy(update={"inputs": row.inputs // tensor}))
+    split = [linear.but(outputs=linear.outputs // tensor) for linear in columns]
+    return (*split, row.but(inputs=row.inputs // tensor))
 
 
 def of_rank(weight: Weight, recipe: Recipe) -> tuple[Weight, int]:

@@ -90,7 +90,7 @@ class EncoderDecoder(PassRun):
             held = [start] if spec.front and not self._is_leaf else []
             decoder.scope = "before the decoder"
             for step in front or (("dropout",) if self.encoder.dropout else ()):
-                start = STEPS[step](decoder, spec.model_copy(update={"extra": spec.extra[-1:]}), start, held)
+                start = STEPS[step](decoder, spec.but(extra=spec.extra[-1:]), start, held)
             self.forward_locals += held
         inputs.append(start)
         return states

@@ -65,8 +65,8 @@ class Fold(NamedTuple):
             inside = max(0, min(at + run.count, end) - max(at, first))
             at += run.count
             if run.count > inside:
-                runs.append(run.model_copy(update={"count": run.count - inside}) if inside else run)
-        return spec.model_copy(update={"runs": tuple(runs)})
+                runs.append(run.but(count=run.count - inside) if inside else run)
+        return spec.but(runs=tuple(runs))
 
     def shorten(self, sharding: Sharding) -> Sharding:
         """Hooks of the layers that are played."""

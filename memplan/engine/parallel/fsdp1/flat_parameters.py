@@ -67,13 +67,11 @@ def reached_spec(recipe: Recipe) -> ModelSpec:
     *layers, (root, _) = _units(spec, None)
     nothing: frozenset[str] = frozenset()
     runs = tuple(
-        run.model_copy(update={"layer": run.layer.model_copy(update={"frozen": nothing})})
-        if run.layer.frozen and _is_trained(recipe, weights)
-        else run
+        run.but(layer=run.layer.but(frozen=nothing)) if run.layer.frozen and _is_trained(recipe, weights) else run
         for run, (weights, _) in zip(spec.runs, layers, strict=False)
     )
     outside = spec.frozen & TOWER if _is_trained(recipe, root) else spec.frozen
-    return spec.model_copy(update={"runs": runs, "frozen": outside})
+    return spec.but(runs=runs, frozen=outside)
 
 
 def reached(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
