@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.build import build_ledger
 from memplan.engine.parallel.zero.buckets import buckets_of
+from memplan.engine.parallel.zero.coordinator import Limits, Module
 from memplan.engine.parallel.zero.flat_groups import (
     Group,
     groups_of,
@@ -19,7 +20,7 @@ from memplan.engine.parallel.zero.flat_groups import (
     sizes_in_order,
     sub_groups,
 )
-from memplan.engine.parallel.zero.prefetch import Gathered, Half, Limits, Module, Order, Stretch, gathered
+from memplan.engine.parallel.zero.prefetch import Gathered, Half, Order, Stretch, gathered
 from memplan.engine.tensors import Weight
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report

@@ -95,6 +95,30 @@ def test_gradients_of_two_forwards_meet_before_the_engine_has_them(reentrant: bo
     assert (found["backward"] > states + whole * 0.9) == (not reentrant)
 
 
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256,
+    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_experts": 24,
+    "num_experts_per_tok": 4, "vocab_size": 100, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_ledger_knows_what_is_alive_when_experts_are_gathered(again: bool) -> None:
+    """They come twice, the flat buffer and what is copied out of it, when most of their layer is not there yet."""
+    near = {"stage3_prefetch_bucket_size": 300_000, "stage3_max_reuse_distance": 3_000_000}
+    keys = {"model": EXPERTS, "sequence_length": 1000, "lora": {"r": 8}, "gradient_checkpointing": again}
+    of = recipe(sharding="zero3", deepspeed={**near, "reduce_bucket_size": 100_000}, **keys)
+    found, ledger = peaks(played(of)), build_report(of, False).per_gpu.phases
+    for phase in ("forward", "backward"):
+        assert ledger[phase] == pytest.approx(found[phase], rel=0.002)
+
+
+def test_a_reference_whose_parameters_are_on_the_host_is_not_on_the_card() -> None:
+    """TRL's ``prepare_deepspeed`` gives its engine the policy's config."""
+    of = recipe(sharding="zero3", method="dpo", trainer="trl", offload=["optimizer", "parameters"])
+    assert "reference" not in {tag.category for tag in played(of).tags}
+
+
 PLAYS = json.loads((Path(__file__).parent / "data/deepspeed/played.json").read_text(encoding="utf-8"))
 
 

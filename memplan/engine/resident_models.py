@@ -53,6 +53,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         padded=recipe.batch.padded,
         repeats_keys=repeats_keys(recipe),
         lacks_flash=recipe.hardware.lacks_flash,
+        saves_inputs=recipe.zero_stage == 3,
         quantised=quantised,
         widths=Widths(
             stream=4 if recipe.numerics.autocast and recipe.model.widens_stream and not cast else 0,

@@ -15,6 +15,7 @@ from memplan.engine.losses.tail import casts_of
 from memplan.engine.tape.graph import Frame, Node, Tensor
 from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.engine.tape.tape import Tape
+from memplan.engine.tape.watched import Uses, Watched
 from memplan.spec.layer import Layer
 from memplan.spec.recompute import Recompute
 from memplan.tables.styles import GradientMode, PassStyle
@@ -70,6 +71,8 @@ class LayerTrace(NamedTuple):
     """Saved tensors that wait on the host."""
     keeps_logits: bool = False
     """Its nodes hold what its router recorded."""
+    uses: tuple[Uses, Uses] = ({}, {})
+    """When its modules run forward, and back, where weights are gathered module by module."""
 
 
 def peaks_of(tape: Tape, phase: str) -> dict[str, Alive]:
@@ -79,6 +82,11 @@ def peaks_of(tape: Tape, phase: str) -> dict[str, Alive]:
         for (kind, point), (size, index) in tape.peaks.items()
         if kind == phase and point
     }
+
+
+def uses_of(tape: Tape) -> Uses:
+    """When modules have run since it was asked last, if that is watched."""
+    return tape.uses() if isinstance(tape, Watched) else {}
 
 
 def alive_now(tape: Tape) -> Alive:
@@ -141,7 +149,8 @@ def layer_trace(
     to_the_end: bool,
 ) -> LayerTrace:
     """What ``trace_layer`` gives, once for what layers read."""
-    outgoing, tape = mode.residual_itemsize, Tape(mode.numerics.autocast, in_place=mode.in_place)
+    kind = Watched if mode.saves_inputs else Tape
+    outgoing, tape = mode.residual_itemsize, kind(mode.numerics.autocast, in_place=mode.in_place)
     itemsize = mode.numerics.itemsize if layer.narrow_input else outgoing
     itemsize = (mode.numerics.autocast or itemsize) if layer.projected_input else itemsize
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
@@ -164,7 +173,7 @@ def layer_trace(
     del logits
     p.shared.clear()
     casts, forward = casts_of(tape), max(peaks_of(tape, "forward").values(), key=lambda alive: alive.size)
-    node, dim = y.node, y.dim
+    uses, node, dim = uses_of(tape), y.node, y.dim
     held = [x] if style == "checkpoint" and away is None else []
     watched = weakref.ref(x.storage) if x.storage else None
     del x, y  # ``hidden_states = decoder_layer(hidden_states, …)``: from here on what nodes saved lives (LlamaModel)
@@ -182,12 +191,14 @@ def layer_trace(
         else _checkpoint(tape, frame, dim, itemsize, boundary if away is None else 0)
     )
     if style == "no-grad":
-        return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0)
+        return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, {}))
     if not to_the_end:
-        return LayerTrace(boundary, keeps_input, saved, casts, forward, {"": NOTHING} if node else {}, 0)
+        return LayerTrace(
+            boundary, keeps_input, saved, casts, forward, {"": NOTHING} if node else {}, 0, uses=(uses, {})
+        )
     tape.category = "recomputation"
     if style == "reentrant":
-        tape = Tape(mode.numerics.autocast, category="recomputation", in_place=mode.in_place)
+        tape = kind(mode.numerics.autocast, category="recomputation", in_place=mode.in_place)
         p = Pass(tape, mode, rows, length)
         held = [input_of(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "checkpoints")]
         read = None
@@ -212,7 +223,7 @@ def layer_trace(
         frame.run = lambda hollow: recompute(hollow, p, layer, back())
     host = away.host_bytes if away is not None else 0
     if node is None:
-        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host)
+        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host, uses=(uses, {}))
     tape.gradient_mode = gradients
     recomputed = peaks_of(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
@@ -221,7 +232,7 @@ def layer_trace(
     if read is not None:
         above[read[0]] = [Tensor(*read[1], None) if mode.router.stacked else tape.gradient(read[1], "router logits")]
     tape.backward(node, start, above)
-    backward = peaks_of(tape, "backward")
+    backward, used = peaks_of(tape, "backward"), uses_of(tape)
     for worst in (recomputed or peaks_of(tape, "recompute")).values():
         if worst.size > backward.get("feed-forward", NOTHING).size:
             backward["feed-forward"] = worst
@@ -229,7 +240,9 @@ def layer_trace(
         backward["attention"] = max(backward["attention"], backward["projections"], key=lambda alive: alive.size)
     held.clear()  # CheckpointFunction.backward returns: ``inputs``, ``detached_inputs``, ``outputs`` are gone
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
-    return LayerTrace(boundary, keeps_input, saved, casts, forward, backward, left, lasts, host, keeps_logits)
+    return LayerTrace(
+        boundary, keeps_input, saved, casts, forward, backward, left, lasts, host, keeps_logits, (uses, used)
+    )
 
 
 def _read(mode: Mode, logits: Tensor | None) -> tuple[Node, tuple[Dim, int]] | None:

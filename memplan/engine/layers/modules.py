@@ -79,8 +79,8 @@ class Mode(NamedTuple):
     loops_experts: bool = False
     """Frozen experts run one after another, as modules of their own."""
     saves_inputs: bool = False
-    """``F.linear`` keeps its input whether its weight trains or not (deepspeed 0.19 runtime/zero/linear.py:
-    LinearFunctionForZeroStage3, which zero.Init puts in its place for good)."""
+    """Weights are gathered module by module (ZeRO-3), and ``F.linear`` keeps its input whether its weight trains or not
+    (deepspeed 0.19 runtime/zero/linear.py: LinearFunctionForZeroStage3, which zero.Init puts in its place for good)."""
     orders_experts: bool = False
     """Experts' rows lie in their order, and each projection is a product of its own (prime-rl's own classes)."""
     repeats_keys: KeyRepeats = ""
@@ -191,6 +191,7 @@ class Pass:
         if self.params is not None and name in self.params:
             return self.params[name]
         made = Param(self.tape, name, elements, itemsize, trained)
+        self.tape.use(made)
         if self.params is not None:
             self.params[name] = made
         return made

@@ -50,9 +50,10 @@ class Resident:
     def _beside(self, recipe: Recipe, model: OtherModel) -> None:
         shards = recipe.sharding.ranks if model.sharded else 1
         category = model.role if model.role == "reference" else "extra_models"
+        away = model.sharded and (self.offloads or bool(recipe.sharding.deepspeed.parameters))
         for weight in in_order(model.spec, False, None):
             own = 0 if recipe.storage.precision.master else weight.itemsize
-            if (model.sharded and self.offloads) or self._packed(weight, model.quantised, 1, category):
+            if away or self._packed(weight, model.quantised, 1, category):
                 continue
             elements = shard_elements([weight], shards, recipe.sharding.name == "fsdp2")
             self._hold(elements * (own or model.itemsize), weight.name, category)

@@ -106,6 +106,9 @@ class Tape:
             self.used()
         return result
 
+    def use(self, param: Param) -> None:
+        """Note that the module of a parameter runs."""
+
     def used(self) -> None:
         """Note that the module of the parameter that was used last has run."""
 

@@ -1,9 +1,10 @@
 """The order in which a model's modules run, for stage 3's coordinator: stretch by stretch, forward and back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from memplan.engine.parallel.zero.prefetch import EMPTY, Module, Order, Stretch
+from memplan.engine.parallel.zero.coordinator import EMPTY, Module
+from memplan.engine.parallel.zero.prefetch import Order, Read, Stretch
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter
@@ -12,7 +13,8 @@ from memplan.spec.model import ModelSpec
 BackwardOrder = tuple[bool, bool] | None
 """Whether layers are recomputed, and whether it comes to the embedding."""
 A = ".lora_A"
-CALLERS = (EMPTY,) * 4
+NOTHING: Read = (False, ())
+CALLERS = 4
 """Those of a layer: itself, its mixer and feed-forward, the activation."""
 
 
@@ -35,53 +37,83 @@ def forward_of(
     taken = 0
     stretches = []
 
-    def modules(weights: list[Weight]) -> tuple[Module, ...]:
+    def stretch(title: str, weights: list[Weight], before: int = 0, after: int = 0) -> Stretch:
         nonlocal taken
-        found: dict[str, list[tuple[int, int]]] = {}
+        found: dict[str, list[tuple[int, int, str]]] = {}
         names = [{each.name for each in weights if each.trained is trained} for trained in (True, False)]
         copied = names[0] & names[1]  # beside the trained copy nobody runs the weight itself (``modules_to_save``)
         for weight in weights:
             if weight.trained or weight.name not in copied:
-                found.setdefault(module_of(weight), []).append((taken, weight.packed(base, itemsize).elements))
+                found.setdefault(module_of(weight), []).append(
+                    (taken, weight.packed(base, itemsize).elements, weight.name)
+                )
                 taken += 1
         wrapped = {name for name in found if name in copied or name + A in found or name.endswith(A)}
-        return tuple(
-            module
-            for name, parameters in found.items()
-            for module in (*((EMPTY,) * (name in wrapped)), Module(tuple(parameters)))
-        )
+        modules, reads = [EMPTY] * before, [NOTHING] * before
+        for name, parameters in found.items():
+            modules += [EMPTY] * (name in wrapped)
+            reads += [NOTHING] * (name in wrapped)
+            modules.append(Module(tuple((identity, size) for identity, size, _ in parameters)))
+            reads.append((False, tuple(own for *_, own in parameters)))
+        rest = (EMPTY,) * after
+        return Stretch(title, (*modules, *rest), (*reads, *(NOTHING,) * after))
 
-    first = modules(
-        [w for w in outer if w.unit == "embedding" or (sees and w.unit == "vision") for _ in range(w.copies)]
-    )
-    stretches.append(Stretch("embedding", (EMPTY, EMPTY, *first, EMPTY)))
+    seen = [w for w in outer if w.unit == "embedding" or (sees and w.unit == "vision") for _ in range(w.copies)]
+    stretches.append(stretch("embedding", seen, 2, 1))
     index = 0
     for run in spec.runs:
         own = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
         for _ in range(run.count):
-            stretches.append(Stretch(f"layer {index}", (*CALLERS, *modules(own))))
+            stretches.append(stretch(f"layer {index}", own, CALLERS))
             index += 1
-    stretches.append(Stretch("final-norm", modules([w for w in outer if w.unit == "norm"])))
-    head = modules([w for w in outer if w.unit == "head"])
-    if spec.head_is_tied and first:
-        head = (Module(first[0].parameters[:1]), *head)
-    stretches.append(Stretch("head", head))
+    stretches.append(stretch("final-norm", [w for w in outer if w.unit == "norm"]))
+    head = stretch("head", [w for w in outer if w.unit == "head"])
+    if spec.head_is_tied and seen:
+        table = Module(stretches[0].modules[2].parameters[:1])
+        head = head._replace(modules=(table, *head.modules), reads=(NOTHING, *head.reads))
+    stretches.append(head)
     return tuple(stretches)
 
 
 @lru_cache(maxsize=64)
 def order_of(
-    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None, itemsize: int, sees: bool, back: BackwardOrder
+    spec: ModelSpec,
+    adapter: Adapter | None,
+    base: Quantised | None,
+    itemsize: int,
+    sees: bool,
+    back: BackwardOrder,
+    watched: tuple[tuple[tuple[bool, str], ...], ...],
 ) -> Order:
-    """Half a pass: its forward (``back``: None), or its backward."""
-    forward = forward_of(spec, adapter, base, itemsize, sees=sees)
-    if back is None:
-        return Order(forward)
-    recomputed, reached = back
+    """Half a pass: its forward (``back``: None), or its backward. ``watched``: of each layer, in which order its
+    parameters are read then, where that is known."""
+    stretches: Iterable[Stretch] = forward_of(spec, adapter, base, itemsize, sees=sees)
+    if back is not None:
+        recomputed, reached = back
+        stretches = (
+            stretch if reached or "embedding" not in stretch.name else stretch._replace(modules=(EMPTY,), reads=())
+            for stretch in backward_of(tuple(stretches), recomputed)
+        )
     return Order(
-        stretch if reached or "embedding" not in stretch.name else stretch._replace(modules=(EMPTY,))
-        for stretch in backward_of(forward, recomputed)
+        _arranged(stretch, watched[int(stretch.name.split()[1])]) if stretch.name.startswith("layer") else stretch
+        for stretch in stretches
     )
+
+
+def _arranged(stretch: Stretch, order: tuple[tuple[bool, str], ...]) -> Stretch:
+    """A layer's modules in the order of their first reading. What is not among them stands before the one behind it, or
+    in backward behind the one before it."""
+    places = {key: place for place, key in enumerate(order)}
+    both = list(zip(stretch.modules, stretch.reads, strict=True))
+    found = [[places[back, name] for name in names if (back, name) in places] for _, (back, names) in both[CALLERS:]]
+    for i in range(len(found) - 2, -1, -1):
+        if not found[i] and not both[CALLERS + i][1][0]:
+            found[i] = found[i + 1]
+    for i in range(1, len(found)):
+        found[i] = found[i] or found[i - 1]
+    found = [[-1]] * CALLERS + [each or [-1] for each in found]
+    both = [both[i] for i in sorted(range(len(both)), key=lambda i: min(found[i]))]
+    return Stretch(stretch.name, *zip(*both, strict=True))
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +127,10 @@ def backward_of(stretches: Sequence[Stretch], recomputed: bool) -> Iterator[Stre
     """The stretches of a backward: in reverse, recomputed layers forward once more, but for the layer's own call."""
     for stretch in reversed(stretches):
         layer = stretch.name.startswith("layer")
-        own = stretch.modules[len(CALLERS) :] if layer else tuple(each for each in stretch.modules if each.parameters)
-        again = stretch.modules[1:] if recomputed and layer else ()
-        callers = CALLERS if layer else (EMPTY,) * stretch.name.endswith(("head", "norm"))
-        yield Stretch(f"{stretch.name} backward", (*callers, *again, *reversed(own)))
+        both = list(zip(stretch.modules, stretch.reads, strict=True))
+        own = both[CALLERS:] if layer else [each for each in both if each[0].parameters]
+        again = both[1:] if recomputed and layer else []
+        callers = CALLERS if layer else int(stretch.name.endswith(("head", "norm")))
+        found = [(EMPTY, NOTHING)] * callers + again + [(module, (True, names)) for module, (_, names) in own[::-1]]
+        modules, reads = zip(*found, strict=True) if found else ((), ())
+        yield Stretch(f"{stretch.name} backward", modules, reads)

@@ -3,14 +3,18 @@
 deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.zero.coordinator import Limits
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
 from memplan.engine.parallel.zero.module_order import largest_module, order_of
-from memplan.engine.parallel.zero.prefetch import Figures, Half, Limits, gathered
+from memplan.engine.parallel.zero.prefetch import Figures, Gathered, Half, gathered
 from memplan.engine.passes import TracedPass
+from memplan.engine.tape.watched import DONE, Uses
 from memplan.engine.tensors import Weight
+from memplan.engine.traces import NOTHING
 from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
@@ -152,16 +156,47 @@ def figures_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage])
 def _half(traced: TracedPass, point: str) -> Half:
     plan = traced.plan
     back = (plan.style in ("checkpoint", "reentrant"), plan.embedding_trained) if point == "backward" else None
-    order = order_of(*_stored(traced), plan.images is not None, back)
+    watched = tuple(tuple(layer.uses[point == "backward"]) for layer in traced.layers)
+    order = order_of(*_stored(traced), plan.images is not None, back, watched)
     return plan.name, point == "forward", order
+
+
+def beside(uses: Uses, found: Gathered, peak: int, itemsize: int) -> int:
+    """Elements that come to a layer's ``peak`` bytes: what is gathered when it holds the most with them. Where nobody
+    watched when modules run, or this one, its most at the peak."""
+    if not uses:
+        return found.most
+    total, waiting = uses[DONE].high + found.first * itemsize, 0
+    for read, fetching, using, released in found.steps:
+        known = sorted(uses[key] for name in read[1] if (key := (read[0], name)) in uses)
+        waiting = max(waiting, fetching)
+        if not known:
+            continue
+        until = max(*(use.high for use in known), *(use.later for use in known[:-1]), 0)
+        held = found.most if any(use.again for use in known) else using
+        total = max(total, known[0].live + waiting * itemsize, until + held * itemsize)
+        total, waiting = max(total, known[-1].later + released * itemsize), released
+    return max(0, total - peak) // itemsize
 
 
 def _most_in_forward(traced: TracedPass, figures: Figures, itemsize: int) -> int:
     """Elements beside the layer that holds most, of the one that is fullest with them: ever more is fetched ahead."""
     name = traced.plan.name
     held = [saved + layer.forward.size for saved, layer in zip(traced.saved_before, traced.layers, strict=False)]
-    most = max(size + figures[name, f"layer {i}"].most * itemsize for i, size in enumerate(held))
+    most = max(
+        held[i] + beside(layer.uses[0], figures[name, f"layer {i}"], layer.forward.size, itemsize) * itemsize
+        for i, layer in enumerate(traced.layers)
+    )
     return (most - held[traced.forward_layer]) // itemsize
+
+
+def _beside_backward(traced: TracedPass, figures: Figures, i: int, peak: int, instant: int = -1) -> int:
+    """Elements that come to ``peak`` bytes when a layer runs back, at the ``instant`` of one above it, where more is
+    saved: they are fetched ahead in another measure."""
+    layer, e = traced.layers[i], traced.plan.mode.numerics.itemsize
+    less = traced.saved_before[instant] - traced.saved_before[i] if instant >= 0 else 0
+    own = peak if instant in (-1, i) else layer.backward.get(traced.worst_point(i), NOTHING).size
+    return beside(layer.uses[1], figures[traced.plan.name, f"layer {i} backward"], own, e) - (peak + less - own) // e
 
 
 def _more_in_loss(traced: TracedPass) -> int:
@@ -226,7 +261,9 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: Tra
     enter(f"{name}.loss-backward", left)
     enter(f"{name}.head-backward", figures[name, "head backward"].most)
     enter(f"{name}.final-norm-backward", figures[name, "final-norm backward"].most)
-    for i in traced.backward_layers:
-        for instant, _ in traced.layer_instants(i):
-            enter(instant, figures[name, f"layer {i} backward"].most)
+    for i, below in pairwise((*traced.backward_layers, -1)):
+        *first, last = traced.layer_instants(i)
+        for instant, alive in first:
+            enter(instant, _beside_backward(traced, figures, i, alive.size))
+        enter(last[0], max(_beside_backward(traced, figures, j, last[1].size, i) for j in range(below + 1, i + 1)))
     enter(f"{name}.embedding-backward", figures[name, "embedding backward"].most)

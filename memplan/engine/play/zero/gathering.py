@@ -2,9 +2,9 @@
 
 deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py (``fetch_sub_module``, ``release_sub_module``),
 partition_parameters.py (``_all_gather_dtype``, ``AllGatherCoalescedHandle.wait``, ``free_param``). What it chooses is
-``parallel/zero/prefetch.py``'s."""
+``parallel/zero/coordinator.py``'s."""
 
-from memplan.engine.parallel.zero.prefetch import Call, Coordinator, Limits
+from memplan.engine.parallel.zero.coordinator import Call, Coordinator, Limits
 from memplan.engine.play.zero.engine import Engine
 from memplan.engine.play.zero.visits import Visit
 from memplan.engine.tape.graph import Tensor

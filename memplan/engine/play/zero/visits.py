@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from memplan.engine.parallel.zero.coordinator import EMPTY, Module
 from memplan.engine.parallel.zero.module_order import module_of
-from memplan.engine.parallel.zero.prefetch import EMPTY, Module
 from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, Note, UnknownParameter
 from memplan.engine.play.zero.places import Key
 from memplan.engine.tensors import Weight
