@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.fsdp2.ends import reads_head
 from memplan.engine.parallel.zero.coordinator import Limits
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
 from memplan.engine.parallel.zero.module_order import largest_module, order_of
@@ -245,10 +246,11 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: Tra
                 f"{ZERO}/partitioned_param_coordinator.py",
             )
 
-    left = figures[name, "head"].left
+    head = figures[name, "head"]
+    left = max(head.left, plan.spec.head.parameters * reads_head(recipe))  # the loss reads its weight, or follows it
     if point == "forward":
-        ends = max(figures[name, "final-norm"].most, figures[name, "head"].most)
-        if plan.style == "no-grad":  # one instant, in which the head's weight is gone when the loss is made
+        ends = max(figures[name, "final-norm"].most, head.most)
+        if plan.style == "no-grad":  # one instant
             ends = max(ends - _more_in_loss(traced) // e, left)
         instants = [each for each in traced.forward_instants() if not each.endswith("vision-forward")]
         active = _most_in_forward(traced, figures, e)
