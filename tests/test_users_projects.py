@@ -648,3 +648,16 @@ def test_a_length_that_an_option_gives_is_not_asked_for_a_second_time() -> None:
 def test_a_model_that_is_moved_to_another_device_is_the_same_model() -> None:
     text = OF_LORA.replace('"Qwen/Qwen2.5-0.5B")', '"Qwen/Qwen2.5-0.5B").npu()')
     assert checked("train.py", text).job["model"] == "Qwen/Qwen2.5-0.5B"
+
+
+@pytest.mark.parametrize("given", ["Judge()", "[Judge().score]", "[Judge()]"])
+def test_an_object_that_the_trainer_is_given_has_a_model(given: str) -> None:
+    judge = """from sentence_transformers import SentenceTransformer
+class Judge:
+    def __init__(self):
+        self.encoder = SentenceTransformer("BAAI/bge-m3")
+    def score(self, completions, **kwargs):
+        return self.encoder.encode(completions)
+"""
+    text = judge + REWARDED.replace("from rewards import score\n", "").replace("[score]", given)
+    assert "puts BAAI/bge-m3 on the card" in str(checked("train.py", text).unread)

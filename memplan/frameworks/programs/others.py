@@ -27,7 +27,9 @@ def alive(run: Run, trainer: Thing) -> list[Thing]:
     frames = [run.globals, *run.modules.values(), *(each.frame for each in given if isinstance(each, Function))]
     while frame is not None:
         frames, frame = [*frames, frame], frame.outer
-    found = {each.place: each for names in frames for value in names.names.values() for each in _models(value)}
+    named = [value for names in frames for value in names.names.values()]
+    objects = [each.bound if isinstance(each, Function) else each for each in given]
+    found = {each.place: each for value in (*named, *objects) for each in _models(value)}
     beside = [each for each in found.values() if _on_card(each) and each.depth <= len(run.doubts)]
     return beside + [each for each in _asked_for(run, trainer) if each.place not in found]
 
