@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp2.ends import reads_head
+from memplan.engine.parallel.fsdp2.units import reads_head
 from memplan.engine.parallel.zero.coordinator import Limits
 from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
 from memplan.engine.parallel.zero.module_order import largest_module, order_of
