@@ -6,6 +6,7 @@ from typing import Any
 from memplan.frameworks.checking import Checked, check_file
 from memplan.frameworks.reading import read_target
 from memplan.spec.deepspeed import DeepSpeed
+from memplan.spec.fsdp import Fsdp
 from memplan.spec.reading import JobInput
 
 CARD = {"gpu": "80GB", "num_gpus": 1}
@@ -198,11 +199,14 @@ SAID: dict[str, dict[str, Any]] = {
         "attention": "flash",
     },
 }
+HYBRID = Fsdp(own_ends=True, replicate=2)
 LINES: list[tuple[str, str, str, object]] = [
     ("torchtitan", "data_parallel_shard_degree = 16", "num_gpus", 32),
     ("torchtitan", 'fsdp_reshard_after_forward = "never"', "reshard_after_forward", False),
     ("torchtitan", '[optimizer]\nimplementation = "foreach"', "optimizer_impl", "foreach"),
     ("torchtitan", "[compile]\nenable = true", "compile", True),
+    ("torchtitan", "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 2", "fsdp", HYBRID),
+    ("torchtitan", "[experimental]\ncontext_parallel_degree = 2", "context_parallel", 2),
     ("megatron", "--recompute-granularity full", "gradient_checkpointing", "full"),
     ("megatron", "--recompute-activations", "gradient_checkpointing", "selective"),
     ("megatron", "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", "virtual_pipeline", 2),

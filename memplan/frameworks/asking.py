@@ -61,7 +61,8 @@ def option_of(key: str) -> str:
 
 
 STRANGE = re.compile(
-    r"not understood$|no (?:argument|setting) of .* that is known$|of (?:its|the program's) own(?:,? (?:which )?is|$)"
+    r"not understood$|no (?:argument|setting) of .* that is known$|counted as its checkpoint's$"
+    r"|of (?:its|the program's) own(?:,? (?:which )?is|$)"
 )
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 

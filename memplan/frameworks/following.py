@@ -79,7 +79,8 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
     name = _ROOT.sub("", reference)
     if "://" in name or is_template(name):
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", "give it with --with")
-    path = found_at(settings.path, name)
+    said = settings.paths.get(f"{settings.prefix}{key}", settings.path)  # an option over a file is its command's
+    path = found_at(said, name) or found_at(settings.path, name)
     away = path is None and name.startswith("/")  # another machine's: its last two parts may lie here
     path = found_at(settings.path, "/".join(name.split("/")[-2:])) if away else path
     if path is not None:

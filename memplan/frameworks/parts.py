@@ -26,9 +26,19 @@ _OTHER = re.compile(
 )
 """Programs that prepare, evaluate or serve."""
 _TRAINS = re.compile(r"train|finetun|fine_tun|pretrain", re.IGNORECASE)
-CONFIGS = ("config", "config_file", "config_path", "cfg", "yaml", "yaml_file", "yaml_path", "args_file")
+CONFIGS = (
+    "config",
+    "job.config_file",
+    "config_file",
+    "config_path",
+    "cfg",
+    "yaml",
+    "yaml_file",
+    "yaml_path",
+    "args_file",
+)
 """Options of a script that name its config."""
-ENDINGS = (".yaml", ".yml", ".json")
+ENDINGS = (".yaml", ".yml", ".json", ".toml")
 BY_NAME = "trl"
 """A framework that is told by the name of a script, and reads its config itself."""
 GENERAL = ("transformers",)

@@ -52,6 +52,8 @@ def read_freezing(dialect: Dialect) -> None:
         by["vision_tower"] = ""
     frozen = [module for module, name in by.items() if name]
     has_none = dialect.script is not None and dialect.script.tower_apart and not dialect.tower
+    if only and has_none and "freeze" not in keys.draft.given:
+        keys.bound(only, "a projector of no known tower: the language model is counted as trained", "freezing")
     if has_none or dialect.tower == UNKNOWN or "freeze" in keys.draft.given:
         return
     if keys.draft.values.get("lora") is not None or "lora" in keys.draft.given:

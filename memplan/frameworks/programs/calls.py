@@ -214,11 +214,8 @@ def library(
 def _note_length(run: Run, callee: Any, named: dict[str, Any], places: dict[str, Place], node: ast.Call) -> None:
     """``tokenizer(text, truncation=True, max_length=512)``."""
     cuts = "max_length" in named and ("truncation" in named or "padding" in named)
-    if (
-        cuts
-        and truth(named.get("truncation", True)) is not False
-        and not (isinstance(callee, Ref) and "." in callee.name and callee.known)
-    ):
+    cuts = cuts and truth(named.get("truncation", True)) is not False
+    if cuts and not (isinstance(callee, Ref) and "." in callee.name and callee.known):
         texts = {each.arg: written(each.value) for each in node.keywords}
         run.lengths.append((named["max_length"], places["max_length"], texts.get("max_length", "")))
     if "model_max_length" in named:
@@ -251,6 +248,8 @@ def _method(call: Call) -> Any:
         return PARSER[call.name](call)
     if isinstance(owner, Class) and call.name in VALIDATES and len(call.args) == 1 and isinstance(call.args[0], dict):
         return call.run.made(owner, [], call.args[0], {}, call.place)
+    if isinstance(owner, Class) and (loads := owner.inherited(call.name)):
+        return python_models.made(call, loads)
     if isinstance(owner, (str, dict, list)):
         return of_plain(call)
     if call.name == "to_dict" and (found := as_mapping(owner)) is not None:

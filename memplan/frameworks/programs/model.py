@@ -189,7 +189,10 @@ def _class(thing: Thing, trainer: Thing, draft: Draft) -> None:
     method = TRAINERS[trainer.last]
     if "." in name or not re.search(r"Model|For|LMHead|Unsloth", name):
         draft.warn(
-            "model", str(thing.place), f"{name} is a class of the project's own, counted as its checkpoint's", "model"
+            name.rpartition(".")[2],
+            str(thing.place),
+            "a class of the project's own, counted as its checkpoint's",
+            "model",
         )
     auto = thing.values.get("auto_model")
     full = f"{name} {auto.last if isinstance(auto, Ref) else ''}"

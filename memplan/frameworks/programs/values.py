@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from memplan.units import words_of
@@ -95,6 +96,10 @@ class Function:
     """The object that it is a method of."""
 
 
+MODEL = re.compile(r"(PreTrainedModel|ForCausalLM|LMHeadModel|ForConditionalGeneration|ForSequenceClassification)$")
+"""How the names of a library's classes end that are models for whom ``from_pretrained`` loads a checkpoint."""
+
+
 @dataclass(eq=False)
 class Class:
     """A class of the program."""
@@ -115,6 +120,18 @@ class Class:
             if found is not None:
                 return found
         return None
+
+    @property
+    def is_model(self) -> bool:
+        """Whether a library's model is among those that it comes from."""
+        return any(
+            base.is_model if isinstance(base, Class) else MODEL.search(getattr(base, "last", "")) for base in self.bases
+        )
+
+    def inherited(self, name: str) -> Ref | None:
+        """``from_pretrained`` of a model of its own, as the library's class has it."""
+        own = name != "from_pretrained" or not self.is_model or self.method(name)
+        return None if own else Ref(f"{PurePath(self.path).stem}.{self.node.name}.{name}")
 
     def method(self, name: str) -> Function | None:
         """A method, its own or of a class that it comes from."""

@@ -7,9 +7,11 @@ from math import prod
 from typing import Any
 
 from memplan.arch.config import sizes
+from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.torchtitan.older import own_flavor, today
 from memplan.frameworks.torchtitan.write import FLAVORS, FLOAT8, own_of, write
 from memplan.tables.texts import settings_in
 from memplan.units import ceil_div
@@ -72,7 +74,7 @@ def recognise(document: Document) -> tuple[str, ...]:
 
 def read(document: Document, draft: Draft) -> None:
     """One config."""
-    keys = Keys(draft, document.settings, FRAMEWORK)
+    keys = Keys(draft, today(document.settings), FRAMEWORK)
     draft.put("trainer", "pytorch", Origin(FILE, f"{document.path}: torchtitan's own loop"))
     keys.put("method", "sft")
     model = keys.section("model")
@@ -136,10 +138,12 @@ def _model(model: Keys, keys: Keys) -> None:
         model.put("model", FLAVORS[base, shape], "flavor", "name")
     elif base in DEBUG and shape == ("debugmodel_moe" if base == "qwen3" else "debugmodel"):
         model.put("model", DEBUG[base], "flavor", "name")
+    elif own := own_flavor(keys.settings.path, base, shape):
+        model.put("model", own, "flavor", "name")
     else:
         known = ", ".join(sorted({f"{a} {b}" for a, b in FLAVORS}))
         raise model.settings.error(
-            "flavor", f"{name[:30]} {flavor[:30]} is no model that is known", f"add --model; known: {known}"
+            "flavor", f"{name[:30]} {flavor[:30]} is no model that is known", f"{MODEL}; known: {known}"
         )
 
 
@@ -183,10 +187,11 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     if sharded:
         keys.put("sharding", "fsdp2", "data_parallel_shard_degree")
         put_inner(keys, "fsdp", "own_ends", True, "apply_fsdp")
-        if replicate > 1:
-            keys.warn(
-                "data_parallel_replicate_degree", "weights are counted as sharded over all ranks, not in replicas"
-            )
+        if replicate > 1 and ranks % replicate == 0:
+            put_inner(keys, "fsdp", "replicate", replicate, "data_parallel_replicate_degree")
+        elif replicate > 1:
+            why = f"ranks are not divided into {replicate} copies: weights are counted as sharded over all"
+            keys.warn("data_parallel_replicate_degree", why, "parallelism")
         again = {"never": False, "always": True}.get(keys.text("fsdp_reshard_after_forward") or "")
         if again is not None:
             keys.put("reshard_after_forward", again, "fsdp_reshard_after_forward")
@@ -233,7 +238,7 @@ def _training(keys: Keys, ranks: int, micro: int) -> None:
         put_inner(keys, "fsdp", "cpu_offload", True, "enable_cpu_offload")
     keys.close(
         words("""dataset dataset_path max_norm steps gc_freq gc_debug dataloader deterministic seed warmup_steps
-                     mixed_precision_reduce compile data_parallel_degree classifier_free_guidance_prob img_size
+                     shuffle_seed mixed_precision_reduce classifier_free_guidance_prob img_size
                      test_mode prompt_dropout_prob encoder max_images_per_batch max_patches_per_image patch_size
                      spatial_merge_size temporal_patch_size packing_buffer_size debug_moe_force_load_balance""")
     )

@@ -1,0 +1,88 @@
+"""Proves what configs and launch scripts of users showed: classes, flavors and places of a project's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from framework_cases import TORCHTITAN
+
+from memplan.frameworks.checking import Checked, check_file
+
+CARD = {"gpu": "80GB", "num_gpus": 8}
+PROGRAM = """\
+from dataclasses import dataclass
+import transformers
+from own import Mine
+@dataclass
+class Arguments:
+    model_name_or_path: str = None
+parser = transformers.HfArgumentParser((Arguments, transformers.TrainingArguments))
+given, args = parser.parse_args_into_dataclasses()
+model = Mine.from_pretrained(given.model_name_or_path, torch_dtype="bfloat16")
+rows = [tokenizer(text, max_length=512, truncation=True) for text in data]
+transformers.Trainer(model=model, args=args, train_dataset=rows).train()
+"""
+OWN = """\
+from transformers import Qwen2ForCausalLM
+class Mixed: ...
+class Mine(Mixed, Qwen2ForCausalLM): ...
+"""
+RUN = """\
+torchrun --nproc_per_node 8 ../train.py --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 \\
+    --per_device_train_batch_size 2 --output_dir x --deepspeed ../conf/here.json
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("")
+
+
+def checked(name: str, text: str, **given: object) -> Checked:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+    return check_file(name, {**CARD, **given})
+
+
+def test_a_model_of_a_class_of_its_own_is_its_checkpoints_and_has_no_adapters() -> None:
+    for name, text in (("train.py", PROGRAM), ("own.py", OWN), (".git/HEAD", "")):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    Path("conf").mkdir()
+    Path("conf/here.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    found = checked("scripts/run.sh", RUN)
+    assert "Mine (model) is not counted" in found.text
+    assert found.hint == "add --without Mine, if that takes no memory"
+    answer = check_file("scripts/run.sh", {**CARD, "without": ["Mine"]})
+    assert (answer.fits, answer.job["model"], "lora" in answer.job) == ("yes", "Qwen/Qwen2.5-0.5B", False)
+    assert answer.job["sharding"] == "zero3"  # ../conf is the script's, not the program's
+
+
+LLAVA = """\
+deepspeed llava/train/train_mem.py --deepspeed zero2.json --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 True \
+    --model_max_length 512 --per_device_train_batch_size 2 --output_dir x --version plain --"""
+SQUARE = {"per_example": 1, "width": 224, "height": 224}
+
+
+def test_a_projector_without_a_tower_that_is_known_is_a_bound() -> None:
+    found = checked("a.sh", f"{LLAVA}tune_mm_mlp_adapter True", images=SQUARE)
+    assert (found.fits, "at most" in found.text) == ("yes", True), found.text
+
+
+def test_torchtitan_is_started_by_its_file_and_has_a_forks_flavors() -> None:
+    flavors = 'llama3_configs = {"3B": ModelArgs(dim=3072, n_layers=28, n_heads=24, n_kv_heads=8, multiple_of=1024,\n'
+    flavors += "    ffn_dim_multiplier=1.3, rope_theta=500000)}\n"
+    own = Path("torchtitan/models/llama/__init__.py")
+    own.parent.mkdir(parents=True)
+    own.write_text(flavors)
+    config = TORCHTITAN.replace("8B", "3B").replace("[parallelism]\ntensor_parallel_degree = 2\n", "").replace(
+        "[training]", "[training]\ntensor_parallel_degree = 4\ndata_parallel_degree = 2\ncompile = true")  # fmt: skip
+    Path("3b.toml").write_text(config)
+    found = checked(
+        "run.sh", "srun torchrun --nproc_per_node 8 ./train.py --job.config_file 3b.toml --training.seq_len 1024"
+    )
+    job = found.job
+    assert (job["model"]["intermediate_size"], job["model"]["vocab_size"]) == (11264, 128256)
+    assert (job["sequence_length"], job["tensor_parallel"], job["sharding"], job["compile"]) == (1024, 4, "fsdp2", True)
+    assert found.fits in ("yes", "tight")
