@@ -15,8 +15,7 @@ HINT = "memplan calibrate RUNS --output rates.json writes one"
 
 
 def calibrated(gpu: Gpu, path: str | None) -> tuple[Gpu, str]:
-    """The card with a file's rates, and what is to be said of it; the card as it is where the file is of another, or
-    there is none.
+    """The card with a file's rates, and what is said of it; the card as it is without a file, or with another's.
 
     Raises InvalidJob for a file that is none."""
     if path is None:

@@ -110,9 +110,8 @@ def nearest(value: str, known: Iterable[str], count: int = 3, a_word_more: bool 
 
 
 def likeness(value: str, name: str, a_word_more: bool = True) -> float:
-    """How much what was typed looks like a name, from 0 to 1: a slip of the pen (sympo), its words shortened or some of
-    them left out (seq-len), or, where that may be, a word too many (flash-attention). Another number is another thing:
-    65b is no slip of 8b."""
+    """How much what was typed looks like a name, from 0 to 1: a slip (sympo), words shortened or left out (seq-len),
+    or, where that may be, a word too many (flash-attention). Another number is another thing: 65b is no slip of 8b."""
     typed, whole = _letters_and_numbers(value), _letters_and_numbers(name)
     packed, target = "".join(typed), "".join(whole)
     if not packed or not target:

@@ -62,8 +62,7 @@ class Totals(NamedTuple):
 
 def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False, others: Band = NOTHING) -> Totals:
     """Low, expected and high each run through the ledger as a whole. In a search the high figure of a job that can be
-    played is above every play, so that what the search says to fit does so when it is shown. ``others``: what else is
-    on the card meanwhile."""
+    played is above every play, so that what it says to fit does. ``others``: what else is on the card meanwhile."""
     low, totals, high = ledger.bounds()
     allocated = Band(max(low), max(totals), max(high))
     if recipe.model.spread:

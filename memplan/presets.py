@@ -50,8 +50,7 @@ _OTHER = re.compile("vision|vl|omni|audio|moe|mamba|embed|rerank|encoder", re.IG
 
 
 def near_models(name: str, others: Iterable[str] = (), count: int = 3) -> list[str]:
-    """The presets, and ``others``, that a mistyped name means: of the same size, and with no word that would make it
-    another architecture."""
+    """The presets, and ``others``, that a mistyped name means: of its size, with no word of another architecture."""
     sized = _SIZE.match(name[:MOST_NAMED])
     meant = sized.group() if sized and not _OTHER.search(name[sized.end() :]) else name
     return nearest(meant, [*model_names(), *others], count, a_word_more=False)

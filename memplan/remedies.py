@@ -51,8 +51,7 @@ GPU_COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
-    """Every card of the catalogue, smallest first: whether the job fits, or how many GPUs with ZeRO-3 do it; none for
-    a job that is not understood."""
+    """Every card, smallest first: whether the job fits, or GPUs with ZeRO-3 that do it; none if not understood."""
     from memplan.gpus import listed
 
     recipe = report.recipe

@@ -1,8 +1,7 @@
 """Ways to train a model for one who has named neither method nor trainer: all weights, LoRA, LoRA over a 4-bit base.
 
-Each is a job of supervised fine-tuning by TRL's trainer, which is what a beginner's first run most often is, with what
-the user did say laid over it; and each is an answer: whether it fits, how long a sequence it holds, what to type next.
-"""
+Each is a job of supervised fine-tuning by TRL's trainer, a beginner's most frequent first run, with what the user did
+say laid over it; and each is an answer: whether it fits, how long a sequence it holds, what to type next."""
 
 from __future__ import annotations
 

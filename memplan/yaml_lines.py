@@ -83,8 +83,7 @@ class Fields:
 
 
 def read_yaml(path: Path, what: str, text: str | None = None) -> Any:
-    """The root node of a YAML file; ``what`` says in messages what it should hold. ``text``: the file's, where it is
-    read already.
+    """The root node of a YAML file; ``what``: what it should hold, for messages. ``text``: the file's, if read already.
 
     Raises InvalidJob when it cannot be read, is no YAML, or holds more than plain data."""
     import yaml

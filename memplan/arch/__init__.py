@@ -120,8 +120,7 @@ BY_CLASS = {"DeepseekV3ForCausalLM": "deepseek_v3"}
 def parse_config(config: Mapping[str, object], name: str, source: str = "") -> ModelSpec:
     """The ModelSpec of a config.json's keys.
 
-    Raises UnknownArchitecture when the config is of a kind that memplan does not describe, and ModelError when a value
-    in it cannot be."""
+    Raises UnknownArchitecture for a config of a kind not described, ModelError for an impossible value."""
     if not isinstance(config, Mapping):
         raise ModelError(f"the config of {name} must be an object, not {shown(config)}", "pass a config.json")
     model_type = config.get("model_type")

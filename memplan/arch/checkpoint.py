@@ -14,8 +14,7 @@ MXFP4_BLOCK = 32
 
 
 def with_checkpoint_notes(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The spec with a note for what its checkpoint holds beside the parameters, when the config says that there is
-    any."""
+    """The spec with a note for what its checkpoint holds beside the parameters, where the config says so."""
     notes = [*prediction_layers(spec, config), *scales(spec, config)]
     if notes:
         notes += correction_biases(spec)

@@ -6,8 +6,7 @@ some keys may have. So a family brings the defaults of its class, and nothing is
 
 A config with a key that belongs to another kind of model is not what its model_type says (``refuse_foreign``).
 transformers ignores a key that its class does not read, and so builds a plain model; the checkpoint, or the remote code
-beside it, is another. A memory figure for the plain model would be wrong without a word, so such a config is refused.
-"""
+beside it, is another. A figure for the plain model would be silently wrong: it is refused."""
 
 import json
 from collections.abc import Mapping

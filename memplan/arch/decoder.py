@@ -257,8 +257,7 @@ def tables_by_kind(spec: ModelSpec, config: Config) -> ModelSpec:
 def rotary_dim(config: Config) -> int | None:
     """Elements of each head that turn: int(head_dim × partial_rotary_factor); None for all of them.
 
-    The factor stands in rope_parameters (rope_scaling in older files) or beside it; else it is the default of the
-    class."""
+    The factor stands in rope_parameters (rope_scaling in older files) or beside it; else the class's default."""
     width = attention.head_dim(config, nullable=True)
     factor = rotary_factor(config)
     turns = int(width * factor)

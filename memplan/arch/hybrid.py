@@ -1,5 +1,4 @@
-"""Models of attention and state-space layers, in turn (Jamba, Bamba and Granite 4) or side by side (Falcon-H1), as
-transformers 5.23 builds them."""
+"""Attention and state spaces, in turn (Jamba, Bamba, Granite 4) or side by side (Falcon-H1) (transformers 5.23)."""
 
 from collections.abc import Sequence
 
@@ -162,8 +161,7 @@ def falcon_layers(family: Family, config: Config) -> list[FeedForward]:
 
 
 def finish_falcon(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The embedding's output is scaled in the model's forward; each layer keeps a vector of numbers for its
-    projections."""
+    """The embedding's output is scaled in forward; each layer keeps a vector of numbers for its projections."""
     both = spec.runs[0].layer.mixer
     assert isinstance(both, BothMixers)
     made = both.state_space.linears[0].outputs * spec.num_layers * 2

@@ -1,8 +1,7 @@
 """Decoders with LayerNorm and rotary embeddings, one branch after the other: StarCoder2, Nemotron, Persimmon, StableLM.
 
 One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
-``parallel.py`` holds those whose attention and feed-forward read the same input; StableLM-2-12B is one by its config.
-"""
+``parallel.py`` holds those with parallel branches; StableLM-2-12B is one by its config."""
 
 from memplan.arch import attention
 from memplan.arch.config import Config

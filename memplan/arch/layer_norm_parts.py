@@ -55,8 +55,7 @@ def attention_of(
 ) -> Attention:
     """Softmax attention whose linears have these names: q, k, v, out; or qkv, out.
 
-    ``biases``: of q, k and v, and of the output. ``kv_heads``: None for as many as query heads. ``dropout``: the key of
-    its probability."""
+    ``biases``: of q, k, v, and of the output. ``kv_heads``: None for as many. ``dropout``: its probability's key."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     width = head_dim or width_of_head(config)
     q, kv = heads * width, (kv_heads or heads) * width

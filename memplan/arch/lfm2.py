@@ -1,5 +1,4 @@
-"""LFM2, dense and with experts, as transformers 5.23 builds it: gated short convolutions, and attention in some
-layers."""
+"""LFM2, dense and with experts, as transformers 5.23 builds it: gated short convolutions, attention in some."""
 
 from collections.abc import Callable
 from functools import partial

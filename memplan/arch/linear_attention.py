@@ -1,5 +1,4 @@
-"""MiniMax-01 (linear attention in blocks, and softmax attention in turn) and RWKV 4, as transformers 5.23
-builds them."""
+"""MiniMax-01 (linear attention in blocks, and softmax attention in turn) and RWKV 4, as in transformers 5.23."""
 
 from memplan.arch import attention
 from memplan.arch.config import Config

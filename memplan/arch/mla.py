@@ -1,5 +1,4 @@
-"""Decoders with low-rank attention: DeepSeek-V2 to V3.2, Kimi-K2, GLM-4.7-Flash, GLM-5 and MiniCPM3, as transformers
-5.23 builds them."""
+"""Low-rank attention: DeepSeek-V2 to V3.2, Kimi-K2, GLM-4.7-Flash, GLM-5, MiniCPM3 (transformers 5.23)."""
 
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
@@ -85,8 +84,7 @@ def rotary(family: Family, config: Config) -> str:
 
 
 def indexed_mixers(family: Family, config: Config) -> list[AnyMixer]:
-    """Low-rank attention to the tokens that an indexer chooses: one in every layer, or in those that indexer_types
-    calls full."""
+    """Low-rank attention to tokens that an indexer chooses: one in every layer, or in indexer_types' full ones."""
     if config.value("q_lora_rank") is None:
         raise config.wrong("q_lora_rank", "an integer: its indexer reads the latent of the queries", None)
     given, layers = config.keys.get("layer_types"), config.integer("num_hidden_layers")

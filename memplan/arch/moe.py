@@ -197,8 +197,7 @@ def style(config: Config, turns: bool) -> dict[str, object]:
 
 
 def turning_layers(config: Config, layers: int) -> list[bool]:
-    """Which layers turn q and k: no_rope_layers (which, despite its name, holds 1 for those), or all but every
-    no_rope_layer_interval-th."""
+    """Layers that turn q and k: 1 in no_rope_layers (despite its name), or all but each no_rope_layer_interval-th."""
     given, interval = config.value("no_rope_layers"), config.integer("no_rope_layer_interval")
     if not given:
         return [(i + 1) % interval != 0 for i in range(layers)]

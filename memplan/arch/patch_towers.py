@@ -1,5 +1,4 @@
-"""Vision towers that take any number of patches: Qwen2-VL to Qwen3.5, and Kimi's MoonViT, as transformers 5.23 builds
-them.
+"""Vision towers that take any number of patches: Qwen2-VL to Qwen3.5, and Kimi's MoonViT (transformers 5.23).
 
 Patches of all images stand in one sequence; two by two of them become one token in the merger."""
 

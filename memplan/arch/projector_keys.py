@@ -1,6 +1,5 @@
 """What projectors are read with: keys of the outer config, the layers that are read, and the tower put together; and
-Idefics 2's perceiver, which reads any number of patches into a few latents (transformers 5.23
-``modeling_idefics2.py``)."""
+Idefics 2's perceiver, any patches to a few latents (transformers 5.23 ``modeling_idefics2.py``)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -94,8 +94,7 @@ def shared_experts(config: Config, f: int, gate: str = "", bias: bool = False) -
 
 
 def first_dense(config: Config, dense: FeedForward, sparse: FeedForward) -> list[FeedForward]:
-    """first_k_dense_replace dense layers (one, where the class does not read it), then experts; or as mlp_layer_types
-    lists them."""
+    """first_k_dense_replace dense layers (one, where it is not read), then experts; or mlp_layer_types' list."""
     layers = config.integer("num_hidden_layers")
     kinds = mlp_layer_types(config, layers) if "mlp_layer_types" in config.defaults else None
     if kinds is not None:

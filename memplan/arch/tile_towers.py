@@ -1,5 +1,4 @@
-"""Vision towers that see an image in tiles and carry a class token in each: Llama 4 and Llama 3.2 Vision (Mllama), as
-transformers 5.23 builds them."""
+"""Vision towers of tiles, each with a class token: Llama 4 and Llama 3.2 Vision (Mllama), as in transformers 5.23."""
 
 from memplan.arch.config import Config
 from memplan.arch.patch_towers import numbers

@@ -1,5 +1,4 @@
-"""Vision towers of kinds of their own: InternViT and Pixtral, as transformers 5.23 builds them; and the choice of a
-tower by its model_type."""
+"""Vision towers of their own kinds, InternViT and Pixtral (transformers 5.23); the choice of a tower by model_type."""
 
 from memplan.arch.config import Config, shown
 from memplan.arch.towers import (

@@ -1,5 +1,4 @@
-"""Vision towers of one plain encoder: CLIP, SigLIP and the Idefics', as transformers 5.23 builds them; and what all
-towers are read with.
+"""Vision towers of one plain encoder, CLIP, SigLIP, the Idefics' (transformers 5.23); and what all are read with.
 
 Each function takes the keys of a ``vision_config`` and gives the tower without its projector, which ``vision.py`` adds
 with the rule of the processor."""

@@ -85,8 +85,7 @@ def linears(path: str) -> tuple[str, ...]:
 
 
 def matches(entry: str, layers: int) -> list[Names] | None:
-    """Linears that a pattern leaves in every layer; behind them those of each layer where it tells them apart; None
-    where it meets nothing known."""
+    """Linears that a pattern leaves in all layers; then each layer's, where they differ; None for nothing known."""
     if PLAIN.search(entry.removeprefix("re:").replace("\\", "").strip("^$*.")):
         return [frozenset()]
     try:

@@ -103,8 +103,7 @@ def _place(path: str) -> tuple[str, int | None, str]:
 
 
 def _layers(model: Any, adapted: list[_Adapted]) -> dict[str, Any]:
-    """The layers that have adapters, where not all have that hold such modules. Raises InvalidJob where modules differ
-    in that."""
+    """The layers that have adapters, where not all with such modules have. InvalidJob where modules differ in that."""
     with_adapters: dict[tuple[str, str], set[int]] = {}
     for each in adapted:
         stack, layer, name = _place(each.path)

@@ -217,8 +217,7 @@ def compare_strategies(given: JobInput, path: Path | None = None, add: Sequence[
 
 
 def _resolved(given: JobInput) -> dict[str, Any]:
-    """The job's values with the defaults of its trainer; its own where it cannot be as it is, and a strategy may mend
-    that."""
+    """The job's values with the defaults of its trainer; its own where it cannot be so, and a strategy may mend it."""
     try:
         return resolve_training(given).provenance.job
     except InvalidJob:

@@ -42,8 +42,7 @@ def stepped_elements(recipe: Recipe, sizes: Sizes) -> float:
 
 
 def bytes_per_element(recipe: Recipe) -> float:
-    """Bytes that a step reads and writes of each element: gradient read (and once more for its norm), weights and
-    states read and written."""
+    """Bytes that a step reads and writes of each element: gradient read (again for its norm), weights, states both."""
     optimizer, precision = recipe.optimizer.row, recipe.storage.precision
     state = optimizer.bytes_per_element or (optimizer.per_element or 1) * (optimizer.state_itemsize or precision.states)
     stepped = precision.master or precision.weights

@@ -114,8 +114,7 @@ MOST = 5_000
 
 
 def passes_of(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> Passes:
-    """The same for equal shapes, whatever their rows, of the same objects, which it keeps so that their ``id`` stays
-    theirs."""
+    """The same for equal shapes, whatever rows, of the same objects, kept so that their ``id`` stays theirs."""
     key = id(work), shape._replace(rows=0), id(device), id(rates)
     known = _PASSES.get(key)
     if known is None:

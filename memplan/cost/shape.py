@@ -178,8 +178,7 @@ def _adapter_itemsize(recipe: Recipe, adapter: Adapter) -> int:
 
 
 def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
-    """(linears with an adapter, elements of all adapters, bytes that their operations move for a token, and for
-    weights)."""
+    """(linears with an adapter, elements of all adapters, bytes that these move for a token, and for weights)."""
     adapter = recipe.adapter
     assert adapter is not None
     linears, elements, moved, weighed = 0, 0.0, 0.0, 0.0

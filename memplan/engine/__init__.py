@@ -1,8 +1,7 @@
 """What occupies memory, and when: from a recipe to a ledger of bytes.
 
 ``build`` puts a ledger together: ``micro_step`` and ``passes`` say which models run over what, in which order,
-``traces`` plays a layer and a tail on a tape, ``model_states`` holds what lasts, ``ranks`` says which ranks
-differ. Folders::
+``traces`` plays a layer and a tail on a tape, ``model_states`` holds what lasts, ``ranks`` which differ. Folders::
 
     tape       autograd by size, and the operations that models are made of; checkpointing, offloading
     layers     decoder and encoder layers: linears, LoRA, norms, rotary, feed-forwards; and in folders of their own

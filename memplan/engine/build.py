@@ -73,8 +73,7 @@ class Parts:
 
 
 def build_ledger(recipe: Recipe, detailed: bool = True) -> Ledger:
-    """Every row of one rank of the job, over the instants of one step in steady state; totals alone without
-    ``detailed``."""
+    """Every row of one rank of the job, over one steady step; totals alone without ``detailed``."""
     if recipe.in_megatron:
         from memplan.engine.megatron.build import megatron_ledger  # an engine of its own, which most jobs never load
 

@@ -212,8 +212,7 @@ def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
 
 
 def _after_rollout(recipe: Recipe) -> list[tuple[TracedPass, str]]:
-    """The completions are scored by the policy (where the trainer does) and by the reference, then the critic and the
-    policy are trained on them."""
+    """Completions are scored by the policy (where the trainer does) and the reference; critic, then policy train."""
     mode, before, scoring = gradient_mode(recipe), [], scoring_recipe(recipe)
     if recipe.trainer.rollouts.scored:
         plan = policy_plan(scoring, "old", scoring.rows, "no-grad")

@@ -95,8 +95,7 @@ def stepped_tensors(recipe: Recipe, weights: list[Weight], held: Held) -> list[t
 def enter_optimizer(
     ledger: Ledger, recipe: Recipe, tensors: list[tuple[Stepped, int]], shards: int, of_owner: str
 ) -> None:
-    """States on the card, and those in managed memory, which count on the host. ``tensors``: what is stepped on, and
-    how many of each."""
+    """States on the card, and managed ones, counted on the host. ``tensors``: what is stepped on, how many."""
     optimizer = recipe.optimizer.row
     elements = sum(tensor.elements * copies for tensor, copies in tensors)
     paged = sum(paged_bytes(recipe, tensor) * copies for tensor, copies in tensors) if optimizer.paged else 0
@@ -217,8 +216,7 @@ def enter_quantised(
 
 
 def shard_elements(weights: list[Weight], shards: int, by_rows: bool = False) -> int:
-    """Elements of the first rank's shard: each tensor padded up to a multiple of the ranks, or, by rows, its first
-    dimension."""
+    """Elements of the first rank's shard: each tensor padded to a multiple of the ranks; by rows, its first side."""
     if by_rows:
         return sum(padded(weight, shards) // shards * weight.copies for weight in weights)
     return sum(ceil_div(weight.elements, shards) * weight.copies for weight in weights)

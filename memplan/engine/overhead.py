@@ -1,5 +1,4 @@
-"""What is on the card beside the job's tensors: library workspaces, the CUDA context, and the buffers of
-communicators.
+"""What is on the card beside the job's tensors: library workspaces, the CUDA context, communicators' buffers.
 
 Bands, not constants: each row carries a low and a high figure with its source.
 

@@ -105,8 +105,7 @@ class TracedPass:
         return sorted(chosen, reverse=True)
 
     def _neighbours(self) -> set[int]:
-        """First and last of the layers that agree in their own kind and in that of both neighbours: buffers of FSDP
-        are of three layers at a time."""
+        """First and last of layers alike in kind and both neighbours': FSDP's buffers are of three layers at a time."""
         kinds = [0, *map(id, self.layers), 0]
         found: dict[tuple[int, ...], list[int]] = {}
         for i in range(len(self.layers)):

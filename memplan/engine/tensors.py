@@ -20,8 +20,7 @@ SECOND = ".reference"
 
 
 class Weight(NamedTuple):
-    """``copies`` tensors of ``rows`` × ``columns`` elements (one column for a vector), ``unit`` the module that holds
-    them."""
+    """``copies`` tensors of ``rows`` × ``columns`` elements (a vector: one column); ``unit``: their module."""
 
     name: str
     rows: int

@@ -252,8 +252,7 @@ _OTHERS: list[Remembered[Any]] = []
 
 
 def remembered(function: Callable[[Any], _T], megatron: bool = False) -> Callable[[Recipe], _T]:
-    """A function of the parts of a ledger (``megatron``: of that kind's), remembered by what it reads of them and of
-    their recipe."""
+    """A function of a ledger's parts (``megatron``: of that kind's), remembered by what it reads of them and recipe."""
     kept = Remembered(lambda recipe, parts: function(_View(recipe, parts)))
     _OTHERS.append(kept)
     return lambda recipe: kept((_megatron() if megatron else ORDINARY).of(recipe).reading)

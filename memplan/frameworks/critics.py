@@ -77,8 +77,7 @@ def _values(keys: Keys, ranks: int, tokens_shared: int, own: Mapping[str, Any]) 
 
 
 def _batch(keys: Keys, ranks: int, tokens_shared: int) -> tuple[dict[str, Any], str]:
-    """The critic's micro-batch, where it is not the policy's, and the key that says it; no larger than what a rank has
-    of a mini-batch."""
+    """The critic's micro-batch, where not the policy's, and its key; no larger than a rank's part of a mini-batch."""
     dynamic = keys.flag("critic.use_dynamic_bsz")
     dynamic = keys.flag(f"{ACTOR}use_dynamic_bsz") if dynamic is None else dynamic
     each, whole, budget = (f"critic.ppo_{name}" for name in ("micro_batch_size_per_gpu", "micro_batch_size",

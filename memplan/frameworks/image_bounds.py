@@ -40,8 +40,7 @@ def _room(draft: Draft) -> int:
 
 
 def fill_packed(where: str, key: str, draft: Draft) -> None:
-    """``fill_with_images`` where nothing said it by now; of a row packed to so many tokens whole sequences are counted,
-    which are no less."""
+    """``fill_with_images`` where nothing said it by now; of a packed row whole sequences are counted: no less."""
     model = draft.options.get("model") or draft.values.get("model")
     if reads_text_alone(model):
         return
@@ -71,8 +70,7 @@ def fill_packed(where: str, key: str, draft: Draft) -> None:
 def fill_with_images(draft: Draft, where: str, key: str) -> None:
     """Images that fill each sequence: what a tower sees of more images, or of a video, is no more.
 
-    Their tokens stand in the sequence, one for each patch, or for a square of them. Without a length they are asked
-    for."""
+    Their tokens stand in the sequence, one a patch, or square of them. Without a length they are asked for."""
     if "images" in draft.given:
         return
     length = _room(draft)

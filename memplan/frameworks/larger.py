@@ -1,5 +1,4 @@
-"""Answers on other terms than the options': a layout that takes more GPUs than were named, layers that one process
-spreads over its cards."""
+"""Answers on other terms than the options': a layout of more GPUs than named, layers spread over a process's cards."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

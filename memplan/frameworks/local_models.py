@@ -78,8 +78,7 @@ _SIZE = re.compile(r"\d+(?:\.\d+)?b\b")
 
 
 def _such_as(name: str) -> str:
-    """How a model is named, with one of this size that is spelt most like it for an example: a newer one is often of an
-    older one's shape."""
+    """How a model is named, by the example of this size spelt most like it: a newer one often has an older's shape."""
     last = name.rstrip("/").rpartition("/")[2].lower()
     size = _SIZE.search(last)
     of_size = [known for known in model_names() if size and size.group() in _SIZE.findall(known)]
@@ -88,8 +87,7 @@ def _such_as(name: str) -> str:
 
 
 def _settle_beside(draft: Draft) -> list[dict[str, Any]]:
-    """Rewards and teachers: of a reward model's name, its words for that are no other shape's. Those that nobody knows
-    are asked for."""
+    """Rewards and teachers: a reward model's name has words that are no other shape's. Unknown ones are asked for."""
     models, unknown = draft.values.get("extra_models"), []
     if "extra_models" in draft.given or not isinstance(models, list):
         return []

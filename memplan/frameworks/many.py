@@ -1,5 +1,4 @@
-"""Many files, and folders of them, in one call: answers in the order of the files, by as many processes as there are
-cores where files are many."""
+"""Many files, and folders of them, in one call: answers in their order, by a process a core where files are many."""
 
 import os
 import sys

@@ -34,8 +34,7 @@ def find_framework(name: str) -> Framework:
 def recognise(document: Document) -> Framework | None:
     """Whose document this is, by its content; None for nobody's.
 
-    Raises InvalidJob where it has keys of two frameworks, of which neither has the other's, and for a file of one that
-    is known and not read."""
+    InvalidJob where it has keys of two frameworks, neither with the other's, and for a file of one not read."""
     rows = frameworks()
     marks = {name: tuple(row.recognise(document)) for name, row in rows.items() if not row.follows}
     if all(name in absent.WEAK for name, words in marks.items() if words):

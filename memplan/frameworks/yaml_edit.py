@@ -36,8 +36,7 @@ def yaml_with(text: str, path: tuple[str, ...], value: Any, file: str) -> str:
 
 
 def composed(text: str) -> Any:
-    """The root node. An alias is a node of its own, at its own place; what an anchor names that others use is marked as
-    shared."""
+    """The root node. An alias is a node at its own place; what an anchor names that others use is marked shared."""
     import yaml
 
     class Loader(yaml.SafeLoader):

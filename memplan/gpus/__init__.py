@@ -93,8 +93,7 @@ def listed() -> list[Gpu]:
 
 @lru_cache(maxsize=64)
 def _named(text: str) -> Gpu | None:
-    """The card, or the part of one, that a name means. Raises InvalidJob where it means several, or one that memplan
-    has no model of."""
+    """The card, or part of one, that a name means. Raises InvalidJob where it means several, or one without a model."""
     wanted = words_of(text)
     found = matches(wanted, _rows())
     if not found:

@@ -127,8 +127,7 @@ def refuse_others(text: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def hint_for(wanted: tuple[str, ...], names: list[str]) -> str:
-    """What to type instead of words that are no card's: cards of the same model in another size, else what is written
-    alike."""
+    """What to type for words that are no card's: cards of that model in another size, else what is written alike."""
     text = "-".join(wanted)
     if text.isdecimal() and len(text) <= 3:  # four digits are a card's number
         return f"did you mean {text}GB? {_ELSE}"

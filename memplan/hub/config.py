@@ -36,8 +36,7 @@ class HubConfig:
 def fetch_config(repo_id: str, revision: str | None = None, presets: Iterable[str] = ()) -> HubConfig:
     """The config.json of a repository, from the cache when it is there, else from the Hub.
 
-    Raises ModelNotFound, within 10 s, where there is none to be had; ``presets`` are names that its hint may suggest.
-    """
+    Raises ModelNotFound, within 10 s, where there is none; ``presets`` are names that its hint may suggest."""
     wanted = Wanted(repo_id, revision or None, "config.json", tuple(presets))
     try:
         check_repo_id(repo_id)

@@ -102,8 +102,7 @@ class Catalogue:
         return None
 
     def _filled(self, template: Template, values: dict[str, str]) -> str | None:
-        """The other language with its values; None for one whose parts are not known, or for mere joints of texts none
-        of which is."""
+        """The other language with its values; None where its parts are unknown, or for mere joints of unknown texts."""
         said = {name: self._value(name, value) for name, value in values.items()}
         joins = not _LETTER.search("".join(pieces(template.english)))
         known = {name: value for name, value in said.items() if value is not None}

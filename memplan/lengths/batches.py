@@ -1,8 +1,7 @@
 """What a trainer makes of sequences: the fullest micro-batch of a step, on the worst of its ranks.
 
 Peaks grow with the length of a micro-batch (a test holds it), so of all the micro-batches of a step the longest alone
-decides. Where rows are padded to the longest of them, that is the longest of all sequences of the step, whichever rank
-has it.
+decides. Where rows are padded to the longest, that is the longest of the step, whichever rank has it.
 
 How trainers pad the rows of a micro-batch, and what an estimate says that knows nothing of lengths."""
 

@@ -17,8 +17,7 @@ def dressed(payload: Any, words: Callable[[str], str] | None = None) -> Any:
     """The answer with a key ``page``: ``words`` of its instants, for each remedy the lines ``typed``, and in another
     language than English what is ``said`` in it for which text, and the page's ``own`` words.
 
-    A list, such as the answers of ``check``, is left as it is in English, else becomes ``files``. ``words`` says what
-    an instant is."""
+    A list (answers of ``check``) stays as it is in English, else becomes ``files``. ``words``: what an instant is."""
     if not isinstance(payload, Mapping):
         if language() == ENGLISH:
             return payload

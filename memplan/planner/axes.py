@@ -42,8 +42,7 @@ def others(space: Space, layout: Mapping[str, Any]) -> Iterator[Keys]:
 
 
 def twins_of(other: Keys, offloads: bool) -> list[tuple[str, Hashable]]:
-    """By its axis, the choices with a value that outdoes theirs; ``offloads``: the trainer can keep a reference on the
-    host."""
+    """By axis, the choices with a value that outdoes theirs; ``offloads``: a reference can be on the host."""
     return [
         (key, frozenset({**other, key: better}.items()))
         for key, (worse, better) in OUTDONE.items()
@@ -109,8 +108,7 @@ def _known(space: Space, layout: Mapping[str, Any], key: str) -> tuple[Any, ...]
 
 
 def _has_liger(space: Space, layout: Mapping[str, Any]) -> bool:
-    """Whether Liger has kernels for the model's layers, and the trainer a switch for it: not in Megatron's, nor where
-    DTensors run through them."""
+    """Whether Liger has kernels for the layers, and the trainer a switch: not Megatron's, nor where DTensors run."""
     trainer = trainer_of(space, layout)
     runs = not trainer.megatron and not _is_native(space, layout)
     runs = runs and trainer.can_be_told("kernels", "liger", space.gpus > 1)

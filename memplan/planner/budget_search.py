@@ -14,8 +14,7 @@ from memplan.planner.budget_ways import Grid, Way
 from memplan.units import ceil_div
 
 LAST = 4
-"""Steps at the end of a grid that may hold more than those before: what is gathered, or gradients, beside a last layer
-that is made again."""
+"""Steps at the end of a grid that may hold more than before: gathered, or gradients, beside a last layer made again."""
 
 
 class Sized(NamedTuple):

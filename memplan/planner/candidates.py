@@ -35,8 +35,7 @@ class Candidate(NamedTuple):
     seconds: float
     """Expected, of one example over all GPUs."""
     layout: int
-    """Number of its layout, those alike that differ in the chunks of a pipeline stage; of its checkpointing where there
-    is one layout alone."""
+    """Number of its layout (alike where a stage's chunks alone differ); of its checkpointing if one layout."""
     group: Hashable
     """Candidates that differ in nothing but the micro-batch: one that does not fit rules out the larger ones."""
     under: Hashable

@@ -31,8 +31,7 @@ LEANER: dict[str, Sequence[str]] = {
     PAIR: ("concatenated", "two-forward", "gradcache", "split"),
     "reference": ("resident", "offloaded", "adapter", "precomputed"),
 }
-"""Axes beside the layout and the batch, each with its values; but for those that are unordered, what holds less comes
-later."""
+"""Axes beside the layout and the batch, with their values; but for unordered ones what holds less comes later."""
 TITLES = {
     "full": "gradient checkpointing",
     "selective": "selective checkpointing",
@@ -144,8 +143,7 @@ def _batches(space: Space, recipe: Recipe) -> Iterator[Move]:
 
 
 def _layouts(space: Space, recipe: Recipe) -> Iterator[Move]:
-    """Other ways to share the model states, of which those with degrees differ from the job's in one of them; then what
-    waits on the host."""
+    """Other ways to share the model states, differing from the job's in one degree at most; then by host."""
     own = {key: int(recipe.provenance.job.get(key) or 1) for key in DEGREES}
     parallel = recipe.in_megatron or any(degree > 1 for degree in own.values())
     for layout in layouts(space):

@@ -40,8 +40,7 @@ class Tried(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether any plan fits: those that mostly hold least are asked first, with every layer checkpointed, of small
-        batches, slow."""
+        """Whether any plan fits: mostly the least first, all checkpointed, of small batches, slow."""
         ordered = sorted(self.of.legal, key=lambda each: (_keeps(each), each.batch, -each.seconds, each.order))
         return bool(self._best(ordered).plans)
 
@@ -112,9 +111,8 @@ def min_gpus(first: Tried, tell: Tell) -> Answer:
 
 
 def smallest_card(first: Tried, tell: Tell) -> Answer:
-    """The card of the catalogue with the least memory on which the job runs, on as many GPUs. Of cards that are alike
-    but for their memory the largest of about a size is asked first: where the job is too large for it, it is for all.
-    """
+    """The card of the catalogue with the least memory on which the job runs, on as many GPUs. Of cards alike but for
+    memory the largest of about a size is asked first: too large for it is for all."""
     asked = first.asked
     least, too_small = first.least, dict[Hashable, int]()
     cards = [gpu for gpu in listed() if _computes(asked, gpu) and least <= _room(asked, gpu) * asked.space.gpus]

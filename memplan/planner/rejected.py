@@ -22,8 +22,7 @@ MISSES, TRIED = 8, 100
 
 
 def rejections(searched: Searched) -> tuple[Rejected, ...]:
-    """Of each layout the plan that misses by least; then those whose states alone are too large; then what cannot be,
-    by its reason."""
+    """Of each layout the plan that misses by least; those with too large states; what cannot be, by reason."""
     found = searched.found
     if any(each.training is not None for each, _ in found.ruled_out):  # each of hundreds of updates, in every split
         found = replace(found, ruled_out=sorted(found.ruled_out, key=lambda pair: pair[1])[:TRIED])

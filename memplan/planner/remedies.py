@@ -24,8 +24,7 @@ MOST = 6
 PLACES = 2
 """Layouts that other moves are tried beside: the fastest of those that may do, beside the job's own."""
 ALL_VALUES = 2
-"""Up to this size of a set every value of an axis is tried; of larger ones the one that holds the least, then nearer
-ones."""
+"""Of a set up to this size every value of an axis is tried; of larger ones the least, then nearer ones."""
 TRIED = 8
 """Moves alone that are looked for."""
 

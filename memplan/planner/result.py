@@ -42,8 +42,7 @@ class Budget:
     all_kept: bool
     """Nothing need be made again."""
     choices: tuple[str, ...]
-    """The kinds that the trainer has a switch for: none, full, every, selective, layers, block, uniform, modules,
-    activations."""
+    """The trainer's kinds: none, full, every, selective, layers, block, uniform, modules, activations."""
     where: str
     """Where the lines stand."""
     lines: tuple[str, ...]

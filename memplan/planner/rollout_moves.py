@@ -61,8 +61,7 @@ def _longest(of: Generator, ranks: int) -> Iterator[RolloutMove]:
 
 
 def _beside(job: Job, recipe: Recipe, of: Generator, ranks: int) -> Iterator[RolloutMove]:
-    """What makes room on the trainer's cards: the engine sleeps, or gives its weights up too; the trainer waits on the
-    host."""
+    """What makes room on the trainer's cards: the engine sleeps, or frees weights too; the trainer is on the host."""
     row = row_of(job)
     level = row.asleep or row.sleep
     if level and level != of.sleep:

@@ -261,8 +261,7 @@ OF_VENDORS = {"mindspeed": ("huawei",)}
 
 
 def megatron_trainer(space: Space) -> Keys | None:
-    """A trainer on Megatron that has the method and runs on the card, where the user named none; None where there is
-    none that is kept up."""
+    """A trainer on Megatron, kept up, that has the method and runs on the card, where the user named none; or None."""
     job = space.job
     if "trainer" in job.model_fields_set:
         return {} if TRAINERS[job.trainer][-1].megatron else None
@@ -281,8 +280,7 @@ def data_ranks(space: Space, layout: Mapping[str, Any]) -> int:
 
 
 def batches(space: Space, ranks: int) -> list[tuple[int, int]]:
-    """(micro-batch, accumulation) that make the global batch; the whole of it where it does not divide, for ``resolve``
-    to refuse."""
+    """(micro-batch, accumulation) that make the global batch; all of it where undivided, for ``resolve`` to refuse."""
     if not space.global_batch:
         return [(space.fixed["batch_size"], space.fixed["gradient_accumulation_steps"])]
     each, rest = divmod(space.global_batch, ranks)

@@ -1,5 +1,4 @@
-"""Which cards of the catalogue hold a job, and how many of the others do; and the shares of a card that an engine could
-have."""
+"""Which cards of the catalogue hold a job, how many of the others do; and the shares that an engine could have."""
 
 from collections.abc import Iterator, Sequence
 

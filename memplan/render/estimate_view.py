@@ -18,8 +18,7 @@ ROOMY = 76
 
 
 def estimate_blocks(report: Report, width: int, under: Iterable[Block] = ()) -> list[Block]:
-    """Everything about one job, the answer first: whether it fits where a card is named; ``under`` that what else was
-    asked for."""
+    """Everything about one job, the answer first: whether it fits a named card; ``under`` that what else was asked."""
     if report.recipe is not None and report.recipe.method.generates:
         from memplan.render.rollout_view import engine_blocks  # which a job that trains never shows
 

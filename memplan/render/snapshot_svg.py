@@ -30,8 +30,7 @@ UNACCOUNTED, ALL = "nobody_accounts_for", "allocated"
 
 
 def measured(found: Explained) -> Curve:
-    """As many storages of a size as the play has at its peak are of its categories, in its order; all else nobody
-    accounts for."""
+    """As many storages of a size as the play has at its peak are of its categories, in order; the rest of nobody's."""
     report, recording = found.report, found.snapshot.recording
     recorded = step_events(report.recipe) if report is not None and report.recipe is not None else None
     live = _Live({}, ALL)

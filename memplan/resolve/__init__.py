@@ -43,8 +43,7 @@ from memplan.tables.trainer import Trainer
 
 
 def resolve(given: JobInput) -> Recipe:
-    """A recipe with nothing left open. Raises InvalidJob for what cannot be, ModelError for a model that is not
-    known."""
+    """A recipe with nothing left open. Raises InvalidJob for what cannot be, ModelError for an unknown model."""
     try:
         return _resolved(given)
     except InvalidJob as error:

@@ -28,8 +28,7 @@ NEEDS_3 = {
 
 
 def with_stage(job: Job, notes: Notes) -> Job:
-    """The job whose ``zero_stage`` is that of its DeepSpeed settings. Raises InvalidJob where two are named, or none is
-    and there are settings."""
+    """The job with ``zero_stage`` of its DeepSpeed settings. InvalidJob where two are named, or none with settings."""
     given = job.deepspeed
     named = job.zero_stage is not None or job.sharding is not None
     if given.stage is None:

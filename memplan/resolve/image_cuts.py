@@ -1,8 +1,6 @@
-"""How each processor cuts an image: from its size to the patches that the tower sees and the tokens that the language
-model reads.
+"""How each processor cuts an image: from its size to the tower's patches and the language model's tokens.
 
-A rule (``spec.vision.ImageRule``) names one of ``CUTS``. Sources: transformers 5.23, the processors named at each
-function."""
+A rule (``spec.vision.ImageRule``) names one of ``CUTS``. Sources: transformers 5.23 processors, at each."""
 
 from collections.abc import Callable
 from itertools import product

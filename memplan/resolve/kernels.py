@@ -55,8 +55,7 @@ def _sharding(job: Job) -> str:
 
 
 def tiles(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> tuple[int, bool]:
-    """Tiles of feed-forwards, and whether their gradients have sums of their own. Raises InvalidJob for what they do
-    not run with here."""
+    """Tiles of feed-forwards, and whether their gradients have own sums. InvalidJob for what does not go with them."""
     if not job.tiled_mlp:
         return 0, False
     count = max(job.tiled_mlp, 0) or ceil_div(job.sequence_length, spec.hidden_size)
@@ -216,8 +215,7 @@ def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes:
 
 
 def sends_checkpoints(job: Job, fused: Kernels, checkpointing: bool, notes: Notes) -> bool:
-    """Whether the inputs of checkpointed layers wait on the host: Unsloth's default (use_gradient_checkpointing:
-    "unsloth") from 512 tokens on."""
+    """Whether checkpoints' inputs wait on the host: Unsloth's default (use_gradient_checkpointing) from 512 tokens."""
     sent = fused.adapters == "fused" and checkpointing and job.sequence_length >= UNSLOTH_SENDS_FROM
     if sent:
         notes.assume(

@@ -53,8 +53,7 @@ def runs_in_megatron(
 
 
 def megatron_settings(job: Job) -> Megatron:
-    """The job's settings; ``offload: optimizer`` is Megatron's optimizer_cpu_offload, all of it, on its precision-aware
-    optimizer."""
+    """The job's settings; ``offload: optimizer`` is all of optimizer_cpu_offload, on the precision-aware optimizer."""
     if "optimizer" not in job.offload or job.megatron.optimizer_cpu_offload:
         return job.megatron
     update = {"use_precision_aware_optimizer": True, "optimizer_cpu_offload": True}

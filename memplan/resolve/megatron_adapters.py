@@ -1,7 +1,6 @@
 """LoRA in Megatron's layers: its targets by Megatron's names or the Hub's, and what is not modelled of it.
 
-Whether Megatron's layers run a job, as they are modelled, and of which models its norms are also counted as
-PyTorch's operations.
+Whether Megatron's layers, as modelled, run a job, and of which models its norms count as PyTorch's operations too.
 
 Sources: megatron-core 0.14 to 0.16 transformer/transformer_layer.py; of August 2026 ssm/gated_delta_net."""
 

@@ -99,8 +99,7 @@ def unspread(job: Job, spec: ModelSpec) -> str:
 
 
 def _check_ulysses(job: Job, spec: ModelSpec) -> None:
-    """Heads exchanged for sequence: what verl asserts (validate_ulysses_config), and what is not modelled. Raises
-    InvalidJob."""
+    """Heads exchanged for sequence: what verl asserts (validate_ulysses_config) or is not modelled is InvalidJob."""
     ranks = job.context_parallel
     if spec.num_heads % ranks:
         raise InvalidJob(

@@ -45,8 +45,7 @@ def _pipelined(job: Job, notes: Notes) -> Job:
 
 
 def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Notes) -> Parallel:
-    """The degrees. Raises InvalidJob for those that do not multiply, that the model's sizes do not divide by, or that
-    the framework does not have."""
+    """The degrees. InvalidJob where they do not multiply, do not divide the model, or the framework lacks them."""
     for key in DEGREES:
         notes.plain(key, getattr(job, key))
         if getattr(job, key) > 1 and key in trainer.methods.lacks.get(job.method, ()):

@@ -56,8 +56,7 @@ def _form(job: Job, trainer: Trainer, upcast: str, notes: Notes) -> str:
 def _recompute(
     job: Job, trainer: Trainer, spec: ModelSpec, quantised: bool, wide_attention: bool, notes: Notes
 ) -> Recompute:
-    """What ``gradient_checkpointing`` beside none and full means. Raises InvalidJob where the trainer has no such
-    thing."""
+    """What ``gradient_checkpointing`` beside none and full means. Raises InvalidJob where the trainer has none."""
     how = job.gradient_checkpointing
     if "recompute_modules" in job.megatron.model_fields_set and not (trainer.megatron and how == "selective"):
         raise InvalidJob(
@@ -132,8 +131,7 @@ def _said(counts: Mapping[str, int], layers: int) -> str:
 def _reentrant(
     job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, checkpointing: bool, notes: Notes
 ) -> bool:
-    """Whether checkpoints run a backward of their own: as the job says, else as the trainer asks for, where torch and
-    the model allow it."""
+    """Whether checkpoints run an own backward: as job, else trainer say, where torch and the model allow."""
     key, given = "gradient_checkpointing_reentrant", job.gradient_checkpointing_reentrant
     able = checkpointing and spec.task == "causal" and not again.policy and not again.counts
     if able and (given or (trainer.checkpointing.reentrant and not notes.is_given(key))):

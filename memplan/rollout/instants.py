@@ -61,8 +61,7 @@ class Holding(NamedTuple):
 
     @property
     def on_host(self) -> int:
-        """What is on the host while the engine generates, as its copies are made; of a paused process the weights
-        that are sent too."""
+        """What is on the host while the engine generates, as copied; of a paused process the sent weights too."""
         if self.away.whole:
             return self.lasting + self.states.policy.parameters
         return self.lasting - self.generating() + sum(model.beyond(self.away) for model in self.states)
@@ -240,8 +239,7 @@ def _grown(scene: Scene) -> int:
 
 def _gives_back(scene: Scene, name: str) -> bool:
     """Whether the trainer's cache is empty then: by itself, at the latest before the engine has its own again, or
-    because what goes to the host leaves none (verl's offload, slime's pause). An engine that never sleeps asks for
-    nothing."""
+    because what goes to the host leaves none (verl's offload, slime's pause). One that never sleeps asks nothing."""
     away = scene.of.away
     empties = scene.of.empties or name not in (WEIGHTS, TRANSFER)
     return scene.of.sleep > 0 and (empties or away.parameters or away.optimizer or away.whole)

@@ -1,8 +1,7 @@
 """What layers are made of: linears, norms, bare parameters; mixers and feed-forwards.
 
 The linear modules of a part drive three things at once: its parameters, its LoRA targets and the activations that its
-forward saves. Nothing here knows a family's name; ``memplan/arch`` writes these from a config.json, and
-``memplan/engine`` reads them."""
+forward saves. No family's name is known here; ``memplan/arch`` writes these, ``memplan/engine`` reads them."""
 
 from collections.abc import Iterable
 from functools import cached_property

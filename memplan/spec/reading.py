@@ -179,8 +179,7 @@ SHORTHANDS = {"use_lora": _use_lora, "load_in_4bit": _quantise("nf4"), "load_in_
 
 
 def build_job(values: Mapping[str, Any], where: str = "", options: Collection[str] = ()) -> Job:
-    """A Job of canonical keys. Raises InvalidJob that names the key and the value at fault; ``where`` too, but for keys
-    that are ``options``."""
+    """A Job of canonical keys. InvalidJob names the key and value at fault; ``where`` too, but for ``options``."""
     from pydantic import ValidationError
 
     try:
@@ -278,8 +277,7 @@ def without(given: JobInput, keys: Iterable[str]) -> JobInput:
 
 
 def understood(given: JobInput, what: str) -> JobInput:
-    """The job itself. Raises InvalidJob where something that decides memory was not understood: ``what`` would be
-    another job's."""
+    """The job itself. InvalidJob where what decides memory was not understood: ``what`` would be another job's."""
     doubt = undecided(given.unread)
     if doubt:
         hint = next((each.hint for each in given.unread if each.decides and each.hint), "")

@@ -33,8 +33,7 @@ class Routing(Described):
     group_score: Literal["two", "best"] = "two"
     """What a group is worth: the sum of its two best scores, or the best."""
     normalize: Literal["no", "in-place", "epsilon", "clamped", "epsilon-apart"] = "no"
-    """Weights are divided by their sum, in place; the sum plus an epsilon; or out of place, the sum clamped, or plus an
-    epsilon ('apart')."""
+    """Weights over their sum, in place; plus an epsilon; or out of place, clamped, or plus an epsilon ('apart')."""
     scaled: bool = False
     """Weights are multiplied by a factor."""
     hashed: bool = False

@@ -67,9 +67,8 @@ class StateSpaceDual(Recurrent):
 class GatedDelta(Recurrent):
     """A gated delta rule (Gated DeltaNet): a ``key_dim`` × ``value_dim`` state for each value head.
 
-    ``linears``: in_proj_qkvz and in_proj_ba (Qwen3-Next), or in_proj_qkv, in_proj_z, in_proj_b and in_proj_a, with
-    out_proj among them; ``tensors``: a causal convolution over q, k and v, dt_bias and A_log; ``norms``: of each head.
-    """
+    ``linears``: in_proj_qkvz and in_proj_ba (Qwen3-Next), or in_proj_qkv, in_proj_z, in_proj_b and in_proj_a, and
+    out_proj; ``tensors``: a causal convolution over q, k and v, dt_bias and A_log; ``norms``: of each head."""
 
     kind: Literal["gated-delta"] = "gated-delta"
     key_heads: int

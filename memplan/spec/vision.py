@@ -29,8 +29,7 @@ class VisionAttention(Mixer):
     window_patches: int | None = None
     """Patches of a window, where attention is confined to windows (Qwen2.5-VL)."""
     rotary: Literal["none", "fp32", "narrow", "complex"] = "none"
-    """'fp32': queries and keys turn in fp32 (Qwen, Kimi); 'narrow': in their own dtype (Pixtral); 'complex': as complex
-    numbers (Llama 4)."""
+    """'fp32': queries and keys turn in fp32 (Qwen, Kimi); 'narrow': in their dtype (Pixtral); 'complex' (Llama 4)."""
 
 
 class ImageCross(Mixer):

@@ -27,8 +27,7 @@ class Era(NamedTuple):
     nccl_inside: bool = False
     """Its communicators come after the first look at the card, so that the share holds them."""
     blind: tuple[str, ...] = ()
-    """Families whose runner (V2) estimates no graphs, so that these lie outside the share; DENSE: all without experts
-    and states."""
+    """Families whose runner (V2) estimates no graphs, outside the share; DENSE: without experts and states."""
     default_share: float = 0.9
     tokens: Literal["blocks", "concurrency"] = "blocks"
     """What "GPU KV cache size" counts: blocks of a group; or concurrency × max_model_len."""

@@ -1,5 +1,4 @@
-"""One row per trainer and era: which engine generates, where it stands, what it is told, and what the trainer does with
-its own memory meanwhile.
+"""One row a trainer and era: which engine generates, where, what it is told, and the trainer's memory meanwhile.
 
 Read in trl 0.16 to 1.16 (generation/vllm_generation.py, trainer/grpo_config.py), verl 0.4 to 0.9 and August 2026
 (workers/engine_workers.py, workers/rollout/), OpenRLHF 0.11 (trainer/ray/), THUDM/slime@624b824 (ray/, train.py),

@@ -194,8 +194,7 @@ LIBRARIES = tuple(sorted({row.library for row in _ROWS}))
 
 
 def find_optimizer(name: str, trainer: str, library: str = "") -> Optimizer | None:
-    """The row of a name: of the library, else what Hugging Face's Trainer takes, else the bare loop's. None where the
-    library has none."""
+    """The row of a name: of the library, else what Hugging Face's Trainer takes, else the bare loop's; or None."""
     rows = VARIANTS[name]
     if library:
         return next((row for row in rows if row.library == library), None)

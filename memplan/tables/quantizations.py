@@ -1,8 +1,7 @@
 """One row per format of a quantised base: the tensors that a matrix becomes, and which product its linears run.
 
-Sources, as read: bitsandbytes 0.50.2 functional.py (``quantize_4bit``, ``int8_vectorwise_quant``), hqq 0.2.8
-core/quantize.py, torchao 0.9 dtypes/nf4tensor.py, gptqmodel 7.7 nn_modules/qlinear, peft 0.21 utils/other.py,
-transformers 5.23 quantizers."""
+Sources: bitsandbytes 0.50.2 functional.py (``quantize_4bit``, ``int8_vectorwise_quant``), hqq 0.2.8 core/quantize.py,
+torchao 0.9 dtypes/nf4tensor.py, gptqmodel 7.7 nn_modules/qlinear, peft 0.21 utils/other.py, transformers 5.23."""
 
 from typing import NamedTuple
 

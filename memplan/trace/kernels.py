@@ -10,8 +10,7 @@ from torch.nn import functional
 
 
 class SavingLogits(torch.autograd.Function):
-    """flash-attention's cross-entropy and TRL's Triton kernel: the logits are saved, their gradient is new, or they
-    become it (``inplace``)."""
+    """flash-attention's cross-entropy and TRL's Triton kernel: saved logits; a new gradient or theirs (``inplace``)."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, inplace: bool) -> Tensor:

@@ -193,8 +193,7 @@ def within_forward(run: Run, model: Any, found: Callable[[Tensor, Tensor], Tenso
 
 def fused(run: Run) -> Tensor:
     """Heads without logits: TRL's fused LM head (trl 1.16, trainer/utils.py: _fused_forward) and its like. They run
-    inside the model's forward, so under autocast. A reference runs before the policy or after it, as the trainer's
-    other losses have it."""
+    inside the model's forward, so under autocast. A reference runs before or after the policy, as for other losses."""
 
     def score(model: Any) -> Any:
         return within_forward(run, model, found)

@@ -222,8 +222,7 @@ def _check_wrapped(recipe: Recipe) -> None:
 
 
 def _check_patience(recipe: Recipe, steps: int, cpu: bool) -> None:
-    """Raise UsageError where a CPU would need minutes: six operations for each parameter and token, at a rate of its
-    products."""
+    """UsageError where a CPU needs minutes: six operations a parameter and token, at its rate of products."""
     tokens = recipe.rows * recipe.batch.sequence_length * recipe.batch.accumulation * steps
     half = recipe.numerics.itemsize < FP32
     minutes = 6 * count(model_weights(recipe.model)) * tokens // (RATES[half] * 60)

@@ -1,9 +1,8 @@
 """A base in four bits, as transformers' quantizer makes it: bitsandbytes' own linears over packed weights.
 
 bitsandbytes' Python code runs as it is; its CUDA kernels are torch.library operations with shape functions. The one
-that would choose between a fused kernel and a dequantised matrix takes the matrix, as it does above 1536 tokens
-(bitsandbytes 0.50 backends/cuda/ops.py: ``_dequant_linear_fallback``). And linears as torchao converts them to float8.
-"""
+that would choose between a fused kernel and a dequantised matrix takes the matrix, as above 1536 tokens (bitsandbytes
+0.50 backends/cuda/ops.py: ``_dequant_linear_fallback``). And linears as torchao converts them to float8."""
 
 from __future__ import annotations
 

@@ -12,10 +12,9 @@ SPREADS = {
     "experts": (0.83, 3.69),
     "other mixers": (0.14, 13.45),
 }
-"""What comes and goes in a step over what is derived, lowest and highest of all types that were compared, by what the
-layers are: attention and a dense feed-forward; these, and norms or parameters that no program takes; routed experts
-(Llama 4's see every token); something else than attention, or more, that mixes positions: a state space, low ranks,
-sinks."""
+"""What comes and goes in a step over what is derived, lowest and highest of all types compared, by layers: attention
+and a dense feed-forward; these, and norms or parameters that no program takes; routed experts (Llama 4's see every
+token); something else than attention, or more, that mixes positions: a state space, low ranks, sinks."""
 
 OUTPUT = re.compile(r"o(ut)?_?(proj|lin)?|wo|dense|c_proj|to_out|output")
 NAMES = {

@@ -235,8 +235,7 @@ class MicroStep:
     def _by_halves(self, batch: Batch) -> None:
         """One half's graph at a time. The loss reaches a half through the gradient of its scores, found without graphs.
 
-        ``gradcache`` scores both halves first; ``split`` only the rejected one, since the chosen one's graph is the
-        first to run backward anyway."""
+        ``gradcache`` scores both halves first; ``split`` the rejected one, as the chosen one runs backward first."""
         halves = batch.half(0), batch.half(1)
         references = self._references(*halves)
         rejected = self._frozen(self.policy, halves[1]).requires_grad_()

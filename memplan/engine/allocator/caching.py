@@ -145,8 +145,7 @@ class CachingAllocator:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def _take_free(self, pool: Pool, size: int) -> Block | None:
-        """The smallest that holds ``size``, at the lowest address; what can still grow counts as large as it can
-        become (``get_free_block``)."""
+        """The smallest that holds ``size``, lowest first; what grows counts as it can become (``get_free_block``)."""
         free = pool.free
         pool.calls += 1
         at = bisect_left(pool.keys, size * ADDRESSES)

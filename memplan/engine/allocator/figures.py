@@ -201,8 +201,7 @@ def _generating(of: Generator, after: CachingAllocator) -> int:
 
 
 def _enough(begun: Sequence[Playing], most: int, room: Room) -> int:
-    """Where the steps surely run: what is comfortable, short of which ``least`` may stop; all of the card; or what is
-    held."""
+    """Where the steps surely run: what is comfortable (``least`` may stop below); all of the card; or what is held."""
     for capacity in (room.comfortable - int(TOLERANCE * begun[0].recorded.peak), room.most):
         if capacity < most and _all_run(begun, capacity):
             return capacity

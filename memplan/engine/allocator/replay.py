@@ -1,7 +1,6 @@
 """Events of a step, and what the caching allocator makes of them.
 
-Many requests at once: the rules of ``caching.py`` in one loop, in which a play of fifty thousand events spends its
-time.
+Many requests at once: the rules of ``caching.py`` in one loop, where a play of 50,000 events spends its time.
 
 What is rare is left to the allocator: new segments and blocks that other streams use. Tests compare both."""
 
@@ -34,8 +33,7 @@ def run(
     blocks: dict[int, Block],
     until: float,
 ) -> int:
-    """Play events (``StepEvents``) on blocks by number. Stops before a request that might reserve more than ``until``:
-    how many events are left."""
+    """Play events (``StepEvents``) on blocks by number. Stops before reserving more than ``until``: events left."""
     kinds: dict[int | tuple[int, int], Kind] = {}
     expandable, left = allocator.settings.expandable_segments, iter(events)
     allocated, peak, streams, used_by = allocator.allocated, allocator.peak_allocated, dict(streams), dict(used_by)

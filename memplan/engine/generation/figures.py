@@ -27,9 +27,8 @@ COMPILED = 2048 * MiB
 """At most of a profile run that compiles its layers for the first time: 1.5 to 2 GiB of a 7B on an L4 under 0.27 and of
 a 14B on an L40S under 0.29, where an eager one takes 0.3."""
 UNNAMED, HOSTS = 96 * GiB, 16 * GiB
-"""A card that is given by so large a size alone may be one whose memory is its host's too (GB10, Thor): what processes
-take there since the first look counts as the engine's (vllm 0.28 utils/mem_utils.py: MemorySnapshot.measure), 1 to
-15 GiB of eleven starts."""
+"""A card given by so large a size alone may share its host's memory (GB10, Thor): what processes take since the first
+look counts as the engine's (vllm 0.28 utils/mem_utils.py: MemorySnapshot.measure), 1 to 15 GiB of eleven starts."""
 SHARED = (600 * MiB, 1200 * MiB)
 """Of two ranks, and of more, where communicators come before that look: 1.38 GiB in all on 2 H200, 1.70 on 4 RTX PRO
 6000, 1.74 on 8 H200."""

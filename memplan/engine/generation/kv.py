@@ -2,8 +2,7 @@
 
 vLLM has one pool of equal blocks. Layers of one kind share a block; where there are several kinds, they stand in groups
 of equally many layers, each of which takes blocks of its own (vllm v1/core/kv_cache_utils.py:
-_get_kv_cache_groups_uniform_page_size). A page of a state space is a block too, so that the others' are made as large.
-"""
+_get_kv_cache_groups_uniform_page_size). A page of a state space is a block too: others are as large."""
 
 from collections import Counter
 from typing import NamedTuple

@@ -26,8 +26,7 @@ MXFP4 = {
     **dict.fromkeys(("10.0", "10.3"), Padding(256, 256)),
 }
 """By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's (vllm 0.10
-layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; triton_kernels tensor_details/layout_details/
-hopper_scale.py, of 8 warps)."""
+layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; triton_kernels hopper_scale.py, of 8 warps)."""
 
 
 class Rank(NamedTuple):

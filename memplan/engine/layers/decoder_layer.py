@@ -128,8 +128,7 @@ FORMS: Programs[Callable[[Pass, Any, Tensor], Tensor]] = Programs(
 
 def encoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     """A norm of each sum with the residual. BERT's modules hold what goes into their last linear until the norm is done
-    ('inner' of ``locals_held``), ALBERT's queries, keys and values ('states'); all hold what they add while the sum is
-    normalised."""
+    ('inner' of ``locals_held``), ALBERT's queries, keys and values ('states'); all hold what they add until then."""
     tape, norms, spec = p.tape, layer.norms, layer.feed_forward
     assert spec is not None
     holds = "inner" in layer.locals_held

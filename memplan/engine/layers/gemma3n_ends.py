@@ -1,6 +1,5 @@
 """Where Gemma 3n's streams begin and end: projections of the embedding, scaled to its magnitude and stacked, before the
-first layer; and their projections back, scaled and averaged, before the final norm (transformers 5.23,
-``modeling_gemma3n.py``)."""
+first layer; and back, scaled and averaged, before the final norm (transformers 5.23, ``modeling_gemma3n.py``)."""
 
 from collections.abc import Sequence
 

@@ -62,8 +62,7 @@ def connection(p: Pass, layer: Layer, part: Part, x: Tensor) -> tuple[Tensor, Te
 
 
 def normed(p: Pass, x: Tensor, width: int) -> Tensor:
-    """``DeepseekV4UnweightedRMSNorm`` of all streams together, in fp32; they are seen as one by a view, where its
-    gradients meet."""
+    """``DeepseekV4UnweightedRMSNorm`` of all streams together, in fp32, seen as one by a view, where gradients meet."""
     x = Tensor(x.dim, x.itemsize, x.storage, p.tape.node((x,), (), lambda t, g: (g[0],)))
     wide = ops.cast(p.tape, x, ops.FP32, "streams in fp32")
     return rms_bare(p, wide, Dim("T", x.dim.elements // width))
@@ -161,8 +160,7 @@ def opened(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor]) -> Tensor:
 
 
 def closed(p: Pass, spec: ModelSpec, inputs: list[Tensor], held: list[Tensor]) -> Tensor:
-    """``DeepseekV4HyperHead.forward``, before the final norm, during which the model's forward still names the streams
-    (``held``)."""
+    """``DeepseekV4HyperHead.forward``, before the final norm; forward still names the streams (``held``)."""
     tape, n, x = p.tape, spec.streams, inputs.pop()
     held.append(x)
     fn, base, scale = next(part.tensors for part in spec.extra if len(part.tensors) == 3)

@@ -216,8 +216,7 @@ def _experts(shape: tuple[int, ...]) -> int:
 
 
 def merged_stack(p: Pass, name: str, shape: tuple[int, ...], sides: list[Tensor]) -> Param:
-    """A parameter of experts × outputs × inputs, or of a router, with its adapters added (``ParamWrapper``), when it is
-    first read.
+    """A parameter of experts × outputs × inputs, or a router's, with adapters added (``ParamWrapper``), at first use.
 
     ``baddbmm(W, lora_B, lora_A)`` makes a whole copy of the stack, which the products save; its gradient is as large.
     Two-dimensional parameters add a product of the adapters' matrices. ``sides``: from ``stack_sides``."""

@@ -1,9 +1,8 @@
 """What every module of a layer is built with: the mode, the pass, linear projections with their adapters, and norms.
 
-Variables live exactly as long as in ``modeling_llama.py`` and its kin (transformers 5.23): what a local keeps alive
-there, a local keeps alive here. Symbols in formulas, per token: h hidden, q = heads × head_dim, kv = key/value heads ×
-head_dim, F feed-forward width, H heads, K key/value heads, s sequence length, E experts, k experts per token, r LoRA
-rank."""
+Variables live exactly as long as in ``modeling_llama.py`` and its kin (transformers 5.23): as a local there, so here.
+Symbols in formulas, per token: h hidden, q = heads × head_dim, kv = key/value heads × head_dim, F feed-forward width, H
+heads, K key/value heads, s sequence length, E experts, k experts per token, r LoRA rank."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -94,8 +93,7 @@ class Mode(NamedTuple):
     slices: int = 1
     """Parts of the tokens that tensor-parallel ranks send to experts, each its own."""
     shares: Literal["ring", "ulysses", "gathered"] = "ring"
-    """How they do in attention: partial results on torch's ring, heads exchanged for sequence, keys and values of all
-    gathered."""
+    """How they do in attention: partial results on torch's ring, heads for sequence, all keys and values gathered."""
 
     @property
     def residual_itemsize(self) -> int:

@@ -1,9 +1,8 @@
 """Products of frozen quantised linears: what each library's autograd function allocates and keeps.
 
-None has a gradient for its weight. bitsandbytes' 4-bit function keeps nothing but the packed weight; its 8-bit one,
-and until 0.43.2 the other too, keeps the input on the context, where checkpointing's hooks do not see it, until the
-loss lets go of the graph; HQQ saves the input; GPTQ's training kernel multiplies by a dequantised matrix that
-autograd saves.
+None has a gradient for its weight. bitsandbytes' 4-bit function keeps nothing but the packed weight; its 8-bit one, and
+until 0.43.2 the other too, keeps the input on the context, unseen by checkpointing's hooks, until the graph is let go
+of; HQQ saves the input; GPTQ's training kernel multiplies by a dequantised matrix that autograd saves.
 
 Linears whose products run in float8, as torchao's ``Float8Linear`` has them: what is saved is what ``F.linear``
 saves, in its own dtype; each product casts its two sides before it, and backward casts them again.
@@ -105,8 +104,7 @@ def _from_hqq(tape: Tape, linear: Linear, base: Quantised, itemsize: int) -> Ten
 
 
 def _from_nf4_tensor(tape: Tape, linear: Linear, base: Quantised, itemsize: int) -> Tensor:
-    """``NF4Tensor.get_original_weight``: an int64 index of each half's elements, looked up and scaled a half at a time,
-    then both stacked."""
+    """``NF4Tensor.get_original_weight``: int64 indices of each half, looked up and scaled by half, then stacked."""
     half = Dim("in·out/2", linear.inputs * linear.outputs // 2)
     indices = [tape.gradient((half, 8), "int64 indices of weights") for _ in range(2)]
     looked_up = [tape.gradient((half, itemsize), "looked-up weights") for _ in range(2)]
@@ -167,8 +165,7 @@ def _saving_input(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: D
 def _int8(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:
     """``MatMul8bitLt``: rows quantised from an fp16 copy, an int32 matmul, fp16, then x's dtype.
 
-    ``ctx.tensors = (CAt, subA, A)`` keeps x itself. The columns of outliers, which depend on the data, are not counted.
-    """
+    ``ctx.tensors = (CAt, subA, A)`` keeps x itself. Columns of outliers depend on the data: not counted."""
     dim, itemsize = x.dim, x.itemsize
     same = base.fp16 and itemsize == 2
 

@@ -1,7 +1,6 @@
 """Rotary embeddings as programs on the tape: q and k turned by the tables cos and sin of their positions.
 
-Pairs half a head apart (Llama, Mistral, Qwen2, Qwen3, Gemma) and neighbours (GLM, Cohere) differ in kernels, not in
-sizes."""
+Pairs half a head apart (Llama, Mistral, Qwen2, Qwen3, Gemma) and neighbours (GLM, Cohere) differ in kernels alone."""
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
@@ -50,8 +49,7 @@ def rotary(
 
 
 def repeated_tables(p: Pass, mixer: Attention) -> Tables:
-    """``cos[..., :half].repeat_interleave(2)`` and so for sin, or ``rotary_emb``: made in each layer, the same for all
-    rows."""
+    """``cos[..., :half].repeat_interleave(2)`` and so for sin, or ``rotary_emb``: made in each layer for all rows."""
     size = Dim("s·rotary", p.length * (mixer.rotary_dim or mixer.head_dim))
     itemsize = table_itemsize(p, mixer)
     cos, sin = (p.tape.new(size, itemsize, "rotary tables of the layer") for _ in range(2))

@@ -215,8 +215,7 @@ def _pairs(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 
 
 def _picked(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
-    """Logits of chosen and of rejected examples, picked by label and returned in place of the logits (trl 0.9 to 0.28,
-    trainer/kto_trainer.py)."""
+    """Logits of chosen and rejected, picked by label, in the logits' place (trl 0.9 to 0.28 kto_trainer.py)."""
     return [_copied(p, logits, p.tokens, "logits of chosen and rejected")]
 
 

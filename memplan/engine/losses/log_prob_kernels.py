@@ -229,8 +229,7 @@ def entropy_of_softmax(p: Pass, logits: Tensor, gradient: bool, sliced: bool = T
 
 
 def parallel_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:
-    """``F.cross_entropy`` of ``logits.float()`` whose vocabulary is split over tensor-parallel ranks; V is the rank's
-    part.
+    """``F.cross_entropy`` of ``logits.float()`` with the vocabulary over tensor-parallel ranks; V: the rank's part.
 
     torch 2.13 distributed/tensor/parallel/loss.py (``loss_parallel``): the log-softmax is made of single operations,
     with the maximum and the sum reduced over ranks, and one backward makes the gradient of both of its parts."""

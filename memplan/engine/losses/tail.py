@@ -83,8 +83,7 @@ def tail_forward(
 
 
 def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple[Pass, list[Tensor], Tensor]:
-    """The pass over what is projected, the states that the model's forward names, and the logits. Takes the hidden
-    states out of the list."""
+    """The pass over what is projected, states that forward names, and the logits. Takes the states off the list."""
     tape, hidden = p.tape, inputs.pop()
     if head.projected:
         p, hidden = project_completions(p, spec, hidden, head.projected)

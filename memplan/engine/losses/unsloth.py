@@ -20,8 +20,7 @@ def chunk_count(tokens: int, vocabulary: int) -> int:
 
 
 def _chunks(p: Pass, hidden: Tensor, weight: Param, compiled: bool) -> Tensor:
-    """Gradients of the hidden states (and of a trained head) are made in forward, chunk by chunk, and scaled into
-    copies in backward.
+    """Gradients of hidden states (and a trained head) are made in forward, by chunk; backward scales copies.
 
     A chunk's logits and gradient in the compute dtype if compiled; eager: logits, fp32 copy, log-softmax, and back."""
     tape, itemsize, hidden_size, hidden_dim = p.tape, weight.itemsize, hidden.itemsize, hidden.dim

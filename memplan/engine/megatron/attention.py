@@ -1,8 +1,7 @@
 """Self-attention's steps: products, rotary embedding, the attention kernel, and what context parallelism exchanges.
 
 megatron-core 0.14 transformer/attention.py; TransformerEngine 2.11 pytorch/attention: FusedAttnFunc saves q, k, v, the
-output and the softmax statistics; get_qkv_layout makes q, k and v contiguous, so that the fused matmul they are cut of
-is freed."""
+output and the softmax statistics; get_qkv_layout makes q, k and v contiguous: the fused matmul is freed."""
 
 from memplan.engine.megatron import te
 from memplan.engine.megatron.shape import Shape

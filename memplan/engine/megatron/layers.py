@@ -2,8 +2,7 @@
 
 Multi-head latent attention (megatron-core 0.14 transformer/multi_latent_attention.py): the down-projections are
 duplicated on every tensor-parallel rank and run on its part of the sequence; the up-projections are column-parallel
-with their norm inside. The fused rotary embedding turns q in place and writes k and v anew, so that the product of k
-and v is freed.
+with their norm inside. The fused rotary embedding turns q in place and writes k and v anew: their product is freed.
 
 A gated delta net: one product of q, k, v, gate and both numbers of each head, a convolution, the rule, a gated norm of
 each head, the output matmul (megatron-core of August 2026 ssm/gated_delta_net/common.py and gdn.py;

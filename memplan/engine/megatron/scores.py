@@ -26,8 +26,7 @@ WHY = "made by a pass that saves nothing, and counted as if all of it stayed to 
 
 
 def instants_of_scores(recipe: Recipe) -> tuple[str, ...]:
-    """The layers and the loss of each pass; a reference that is resident, or the policy's own weights, scores as the
-    policy does."""
+    """The layers and the loss of each pass; a resident reference, or the policy's own weights, scores as the policy."""
     if not recipe.batch.scoring:
         return ()
     beside = recipe.others.reference == "offloaded" and recipe.trainer.reference.beside

@@ -1,8 +1,7 @@
 """The sizes that a layer of one rank is made of, and what products in FP8 save of inputs, weights and gradients.
 
 TransformerEngine 2.20 pytorch/module/linear.py, layernorm_linear.py, grouped_linear.py; megatron-core 0.16
-extensions/transformer_engine.py. Master weights, gradients' buffer, norms, router, embedding, head and attention stay
-as they are in FP8."""
+extensions/transformer_engine.py. Masters, gradients, norms, router, embedding, head and attention stay."""
 
 from __future__ import annotations
 

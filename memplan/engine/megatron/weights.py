@@ -201,8 +201,7 @@ def _norm(norm: Norm, count: int) -> Iterator[Share]:
 
 
 def _self_attention(mixer: Attention, tensor: int, count: int) -> Iterator[Share]:
-    """One fused matmul of q (with its gate, where there is one), k, v. Key/value heads that the ranks cannot share out
-    are there for each rank."""
+    """One fused matmul of q (with any gate), k, v. Key/value heads not shared out are on each rank."""
     *inputs, output = mixer.linears
     rows = inputs[0].outputs // tensor + 2 * max(1, mixer.num_kv_heads // tensor) * mixer.head_dim
     yield Share("linear_qkv", rows, inputs[0].inputs, count, linears=names(inputs))

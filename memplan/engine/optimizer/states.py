@@ -1,8 +1,7 @@
 """What an optimizer keeps of each tensor between steps: one rule for each kind of state.
 
 A rule takes one tensor as the optimizer sees it on this rank, and gives the bytes of each storage it keeps. Counted on
-the real optimizers in tests/test_optimizers.py. Symbols: m rows, n columns, w bytes per element of the stepped tensor.
-"""
+real ones in tests/test_optimizers.py. Symbols: m rows, n columns, w bytes per element of the stepped tensor."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -103,8 +102,7 @@ def apollo(t: Stepped, o: Optimizer, s: OptimizerSettings) -> list[int]:
 
 
 def adam_mini(t: Stepped, o: Optimizer, s: OptimizerSettings) -> list[int]:
-    """A full momentum, and a second moment for each head of q and k, each row of other matrices, each other tensor; a
-    bias keeps both whole."""
+    """A full momentum, a second moment each head of q and k, row of other matrices, else tensor; a bias keeps both."""
     return [t.elements * t.itemsize, mini_blocks(t, s) * t.itemsize]
 
 

@@ -84,8 +84,7 @@ def muon(t: Stepped, s: OptimizerSettings) -> Assignments:
 
 
 def galore(t: Stepped, s: OptimizerSettings) -> Assignments:
-    """``denom`` and ``norm_grad``, of low rank where the gradient is projected, then projected back and scaled
-    (galore-torch 1.0 adamw.py)."""
+    """``denom`` and ``norm_grad``, of low rank if projected, then back and scaled (galore-torch 1.0)."""
     size = t.elements * t.itemsize
     low = min(s.rank, t.rows, t.columns) * max(t.rows, t.columns) * t.itemsize if t.projected else 0
     yield from (("grad", 0), ("grad", low), ("denom", low or size), ("norm_grad", low or size))

@@ -240,8 +240,7 @@ class Cut:
             self._share(tag, size, first, lasts)
 
     def _passes(self, tag: Tag, first: int, last: int, size: int) -> bool:
-        """Whether it is of one layer, or goes from one to the next: backward, that is the residual stream's gradient
-        alone."""
+        """Whether it is of one layer, or goes on to the next: backward, the residual stream's gradient alone."""
         (_, begun, _), (after, ended, _) = self.moments[first], self.moments[last]
         if after == END or abs(begun - ended) > 1 or first <= self.count <= last:
             return False

@@ -1,5 +1,4 @@
-"""Of a run of equal layers a few are played: where a model repeats itself, and how its step is played without most of
-the repeats.
+"""Of a run of equal layers a few are played: where it repeats itself, and its step without most repeats.
 
 Layers are alike where nothing that a pass knows of them differs: what they are made of, and whether they are
 checkpointed. What repeats may be longer than one layer (sliding and full attention in turn, every fourth layer

@@ -31,8 +31,7 @@ class Fsdp1(Fsdp2):
     """Events of units that were freed (``_FreeEventQueue``): what was waiting for each stream by then."""
 
     launched: deque[tuple[int, dict[int, int]]] | None = None
-    """The same where the host waits for no event: it runs ahead by what a stream takes, and each launch makes a tensor
-    at most."""
+    """The same where the host waits for no event: it runs ahead by what a stream takes, a tensor a launch at most."""
     alone: dict[Param, Tensor] | None = None
     """Reduced gradients of adapters that are units of their own."""
     behind: Group | None = None

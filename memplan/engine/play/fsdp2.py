@@ -172,8 +172,7 @@ class Fsdp2(Sharding):
         del copied
 
     def _inputs(self, group: Group) -> list[Tensor]:
-        """``all_gather_inputs``: copies in the gathered dtype; shards on the host come to the card one after another
-        before that."""
+        """``all_gather_inputs``: copies in the gathered dtype; shards on the host come first, one after another."""
         fsdp, ranks = self.recipe.sharding.fsdp, self.recipe.sharding.ranks
         if not fsdp.cpu_offload:
             size = group.unit.cast if group.parts or self.parts == 1 else group.cast

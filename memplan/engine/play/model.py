@@ -25,8 +25,7 @@ GRAPH = ("plain", "checkpoint")
 
 
 class PassRun:
-    """One pass over one model's weights; ``masks``: how many its forward makes, bytes of each, and whether layers keep
-    them for backward."""
+    """One pass over one model's weights; ``masks``: how many forward makes, bytes of each, whether layers keep them."""
 
     def __init__(
         self, weights: Weights, plan: PassPlan, masks: tuple[int, int, bool], sharding: Sharding | None = None

@@ -18,8 +18,7 @@ class Sharding:
     reduces = True
     """This one does."""
     wrapped_within = False
-    """A reentrant checkpoint calls the layer as it is wrapped: hooks run in its recomputation, and only there with a
-    graph."""
+    """A reentrant checkpoint calls the wrapped layer: hooks run in its recomputation, and only there with a graph."""
 
     def begin(self) -> None:
         """The forward of the whole model begins."""
@@ -109,8 +108,7 @@ class Group:
         return bool(self.whole)
 
     def copied_out(self, new: Callable[[int, str, str], Tensor], single: bool) -> list[Tensor]:
-        """``wait_for_unshard``: out of the all-gather's output; of one rank, each weight is cast before, or comes from
-        the host."""
+        """``wait_for_unshard``: out of the all-gather's output; of one rank, weights cast, or from the host."""
         whole = list[Tensor]()
         for size, cast in zip(self.sizes, self.casts, strict=True):
             taken = new(cast, "weights in the dtype of their use", "buffers") if single else None

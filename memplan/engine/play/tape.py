@@ -1,8 +1,7 @@
 """The tape of a whole step: it numbers its storages and keeps every birth and death, in order.
 
 Where the tapes of ``traces.py`` play one layer of each kind, here all of them are played on one graph, as the model
-runs them. Parameters are the same over all passes, and keep their gradient from one backward to the next, as
-``Tensor.grad`` does."""
+runs them. Parameters are the same over all passes, and keep gradients between backwards, as ``Tensor.grad`` does."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

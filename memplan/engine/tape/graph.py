@@ -132,8 +132,7 @@ class Param(Tensor):
 
 
 def leaf(tape: Tape, x: Tensor) -> Tensor:
-    """The same tensor as a leaf of the graph, where there is one: it and its gradient are there until the graph is let
-    go of."""
+    """The same tensor as a leaf of the graph, where there is one: it and its gradient are there as long as that."""
     if not tape.grad_enabled:
         return x
     held = [x.storage]
@@ -152,8 +151,7 @@ def leaf(tape: Tape, x: Tensor) -> Tensor:
 def is_own(held: list[Tensor | None], slot: int) -> bool:
     """Whether nothing but a list's slot holds a dense gradient.
 
-    Both are counted where no variable names them: whether a variable's reference is lent to the count or made anew
-    is the interpreter's choice."""
+    Both are counted where no variable names them: to lend its reference or make one is the interpreter's choice."""
     if getrefcount(held[slot]) > ITS_PLACE_AND_THE_COUNT:
         return False
     tensor = held[slot]

@@ -2,8 +2,7 @@
 
 Each function stands for one ATen operation (or one fused kernel) of torch 2.13, and follows ``derivatives.yaml`` and
 the C++ of its backward: which inputs or outputs are saved and under which condition, and which temporaries live
-together. Autocast follows CUDA's lists: matmuls run in the low precision; pow, rsqrt, softmax and its kin in
-fp32."""
+together. Autocast follows CUDA's lists: matmuls in the low precision; pow, rsqrt, softmax's kin in fp32."""
 
 from collections.abc import Sequence
 

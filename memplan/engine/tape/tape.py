@@ -6,8 +6,7 @@ storage dies when the last variable, graph node or gradient buffer that holds it
 ``derivatives.yaml`` (torch 2.13) says that they save, and the backward below runs them in autograd's order. So the
 bytes that a layer saves, the transients inside it and the instant of its peak all follow from one description.
 
-Sizes are rounded up to 512 bytes, as the CUDA caching allocator does. What a kernel allocates inside itself is not
-seen."""
+Sizes are rounded up to 512 bytes, as the CUDA caching allocator does. What a kernel allocates is not seen."""
 
 from __future__ import annotations
 
@@ -198,8 +197,7 @@ class Tape:
             self.waiting[weight] = self.gradient((weight.dim, itemsize), OTHER_GRAPH)
 
     def met(self, weight: Param, itemsize: int, grads: list[Tensor | None]) -> Tensor:
-        """A weight's gradient out of that of its cast, or out of the sum with the one that waits, when neither is
-        left."""
+        """A weight's gradient out of its cast's, or of the sum with the one that waits, when neither is left."""
         other, total = self.waiting.pop(weight, None), None
         if other is not None:
             size, label = (weight.dim, itemsize), "sum of both graphs' weight gradients"

@@ -51,8 +51,7 @@ def read(document: Document, draft: Draft) -> None:
 
 
 def read_launch(launch: Launch, draft: Draft) -> None:
-    """``accelerate launch --config_file …``: the file, under the options beside it; of the machine's own nothing is
-    known."""
+    """``accelerate launch --config_file …``: the file, under the options beside it; the machine's own is unknown."""
     path = launch.options.values.get("config_file")
     if not isinstance(path, str):
         read_settings(Settings(launch.path, {}), draft, launch.options, launch)

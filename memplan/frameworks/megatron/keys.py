@@ -92,8 +92,7 @@ _IMAGES = ("vlm", "mllm", "multimodal", "mimo", "vision", "audio")
 
 
 def other_model(program: str, named: bool) -> str:
-    """Why a program's model is not the one that arguments of layers describe, or that was ``named``; nothing where it
-    is."""
+    """Why a program's model is not what arguments of layers describe, or was ``named``; nothing where it is."""
     stem = re.split(r"[/.]", program.removesuffix(".py"))[-1]
     found = _OTHER.search(stem)
     if found is None or (named and found[1] not in _IMAGES):

@@ -24,8 +24,7 @@ PROGRAM = re.compile(
     r"(?:\S*/)?(?P<command>rl|sft|trainer)|\S*prime_rl[./]trainer[./](?P<module>rl|sft)[./]train(?:\.py)?"
 )
 PACKS = {"seq_len": 2048, "micro_batch_size": 1}
-"""Of an orchestrator, with its defaults: tokens of a sample, and how many such a packed row is long (until October
-2025)."""
+"""Of an orchestrator, with defaults: tokens of a sample, and how many a packed row has (until October 2025)."""
 OF_TRAINER = words("optim loss scheduler ckpt weights weight_broadcast rollout_transport max_steps wandb monitors data")
 OF_SFT = words("name seq_len micro_batch_size batch_size pack_function subsets splits loss_mask type")
 BESIDE = ("orch.toml", "orchestrator.toml")

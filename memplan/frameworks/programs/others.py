@@ -20,8 +20,7 @@ pipelines/base.py: accelerator; vllm 0.12 entrypoints/llm.py), and the argument 
 
 
 def alive(run: Run, trainer: Thing) -> list[Thing]:
-    """The models on the card that the program, a module of its own or what the trainer is given has a name for where
-    it trains."""
+    """The models on the card that the program, its module or what the trainer is given names where it trains."""
     given = [each for value in trainer.values.values() for each in (value if type(value) is list else (value,))]
     frame: Frame | None = run.frame
     frames = [run.globals, *run.modules.values(), *(each.frame for each in given if isinstance(each, Function))]

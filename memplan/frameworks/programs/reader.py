@@ -219,8 +219,7 @@ def wants_options(trainer: Thing) -> bool:
 
 
 def shown_command(document: Document, known: Known) -> tuple[Known, Launch] | None:
-    """What is known, under the options of the first command at the top of a program that starts it, and that; None
-    without."""
+    """What is known, under options of the first command at the top of a program that starts it, and that; or None."""
     top = "\n".join(document.text.split("\n")[:TOP_LINES])
     launch = next(commands_in(top, document.path, posixpath.basename(document.path)), None)
     return (with_options(launch, known), launch) if launch is not None else None

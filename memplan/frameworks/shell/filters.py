@@ -59,8 +59,7 @@ class Filtered:
         return None if found is None or (UNKNOWN in found and not within) else found.rstrip("\n")
 
     def piped(self, stages: Sequence[Node]) -> str:
-        """What commands before the last of a pipe write, unknown variables by their names; empty if that is not
-        known."""
+        """What commands before the last of a pipe write, unknown variables by name; empty if unknown."""
         found: str | None = ""
         for stage in stages:
             found = None if found is None else self.stage(stage, shown(found))

@@ -58,8 +58,7 @@ class Command:
 
 
 def options_of(words: tuple[Word, ...] | list[Word]) -> tuple[dict[str, Any], dict[str, int], list[Word]]:
-    """``--key value``, ``--key=value``, ``--flag``, ``--list a b``: values and lines by key, and words before the
-    first option.
+    """``--key value``, ``--key=value``, ``--flag``, ``--list a b``: values and lines by key; words before them.
 
     Dashes within a name are underscores. An option without a value is true; one with several is a list."""
     values: dict[str, Any] = {}

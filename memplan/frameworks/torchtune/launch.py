@@ -111,8 +111,7 @@ def of_config(document: Document) -> Settings:
 
 
 def of_comment(document: Document) -> Run | None:
-    """The command that a config's comment starts it with, else the recipe that a comment, the file's name or its
-    folder of results tells."""
+    """The command of a config's comment, else the recipe that a comment, the file's name or folder of results tells."""
     comments = "\n".join(line for line in document.text[:20_000].splitlines() if line.startswith("#"))
     for line in re.sub(r"\\\s*\n#", " ", comments).splitlines():
         place = line.find("tune run ")

@@ -1,5 +1,4 @@
-"""What generates in verl's reinforcement learning: the engine, its place, the weights' way to it, what then waits on
-the host.
+"""What generates in verl's reinforcement learning: the engine, its place, weights' way to it, what waits on the host.
 
 Source: verl 0.4 to 0.9 trainer/config/rollout/rollout.yaml, workers/config/rollout.py, workers/engine_workers.py
 (param_offload moves gradients too), utils/megatron_utils.py; recipes one_step_off_policy, fully_async_policy."""

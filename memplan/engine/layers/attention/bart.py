@@ -1,5 +1,4 @@
-"""BART's attention as a program on the tape: within a stack, or to what the encoder gave (transformers 5.23,
-``modeling_bart.py``)."""
+"""BART's attention: within a stack, or to the encoder's output (transformers 5.23 ``modeling_bart.py``)."""
 
 from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.attention.fused_kernel import fused_attention

@@ -26,8 +26,7 @@ def bert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def albert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``AlbertAttention`` up to its dropout: one forward, which holds queries, keys and values until its norm is
-    done."""
+    """``AlbertAttention`` up to its dropout: one forward, holding queries, keys and values until its norm."""
     q, k, v = projected(p, mixer, x)
     if p.mode.operators.attention == "eager":
         out, weights = eager(p, mixer, q, k, v)

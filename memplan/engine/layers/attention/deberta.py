@@ -123,8 +123,7 @@ def repeated(tape: Tape, x: Tensor, times: int) -> Tensor:
 def gathered(
     p: Pass, mixer: DisentangledAttention, contents: Tensor, positions: Tensor, dim: Dim, temporaries: int
 ) -> tuple[Tensor, Tensor]:
-    """Scores of every position of the table, of which ``gather`` picks one for each pair; and its indices, the same for
-    all rows and heads."""
+    """Scores of every position, of which ``gather`` picks one for each pair; its indices serve all rows, heads."""
     tape, pairs = p.tape, Dim("s·s", p.length * p.length)
     every = None
     scores = Dim("T·H·R", p.tokens * mixer.num_heads * mixer.rows)

@@ -8,8 +8,7 @@ from memplan.spec.parts import Attention
 
 
 def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> tuple[Tensor, Tensor]:
-    """``eager_attention_forward``: scores, scaling, soft-cap, mask, fp32 softmax, probabilities in the low
-    precision."""
+    """``eager_attention_forward``: scores, scaling, soft-cap, mask, fp32 softmax, low-precision probabilities."""
     tape = p.tape
     scores_dim = scores_of(p, mixer)
     several = p.rows > 1 or not mixer.split_qkv

@@ -1,5 +1,4 @@
-"""Low-rank attention (MLA) as programs on the tape: queries and keys put together of a part without and one with
-positions.
+"""Low-rank attention (MLA) as programs on the tape: queries and keys of a part without and one with positions.
 
 Follows ``modeling_deepseek_v3.py`` and its kin (transformers 5.23): DeepSeek-V2 to V3.2, Kimi K2.5, GLM-4-MoE-Lite,
 GLM-MoE-DSA, MiniCPM3. Symbols, per token: H heads, dn and dr the widths of a query's parts, dv of a value, ql and

@@ -14,8 +14,7 @@ OUTPUT = "attention output"
 
 
 def image_cross(p: Pass, mixer: ImageCross, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Queries of the text, keys and values of the images' states, each head's norm of queries and keys; a mask over
-    tiles."""
+    """Queries of the text, keys and values of images' states, norms of each head's q and k; a mask over tiles."""
     heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
     keys = p.part(p.rows, p.memory)
     q = norm(p, mixer.norms[0], project(p, x, mixer.linears[0], "q", QKV), "q", "H", heads)

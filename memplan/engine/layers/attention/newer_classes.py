@@ -1,5 +1,4 @@
-"""Attention of newer classes as programs on the tape: GPT-OSS, Qwen3-Next, Llama 4 and Gemma 4 (transformers 5.23,
-``modeling_<type>.py``)."""
+"""Attention of newer classes: GPT-OSS, Qwen3-Next, Llama 4, Gemma 4 (transformers 5.23 ``modeling_<type>.py``)."""
 
 from memplan.engine.layers.attention.eager import eager, masked, repeat_kv, scores_of
 from memplan.engine.layers.attention.sdpa import sdpa
@@ -105,8 +104,7 @@ def gated_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tenso
 def llama4_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """``Llama4TextAttention.forward``, whose result is a local of the layer until that returns.
 
-    q and k are turned as complex numbers and normalised without weights, or neither, with queries scaled by position.
-    """
+    q and k turned as complex numbers and normalised without weights, or neither, queries scaled by position."""
     heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     q_dim = p.dim("q", heads * head_dim)
     q = project(p, x, mixer.linears[0], "q", "queries, keys, values")

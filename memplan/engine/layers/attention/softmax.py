@@ -17,8 +17,7 @@ from memplan.spec.parts import Attention
 
 
 def attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Projections, rotary, softmax attention, output projection. Also returns eager's probabilities, as the module
-    does."""
+    """Projections, rotary, softmax attention, output projection. Also returns eager's probabilities."""
     tape, heads, kv_heads, head_dim = p.tape, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     q_dim, kv_dim = p.dim("q", heads * head_dim), p.dim("kv", kv_heads * head_dim)
     x = gathered(p, x)

@@ -58,8 +58,7 @@ def mixture(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
 
 
 def shared_product(p: Pass, spec: FeedForward, x: Tensor) -> Tensor:
-    """What every token visits: three linears; two, whose first makes gate and up together (Granite 4), or which know no
-    gate (Nemotron-H)."""
+    """What every token visits: three linears; two, the first gate and up (Granite 4), or without gate (Nemotron-H)."""
     linears, tape = spec.shared, p.tape
     if spec.shared_limited:
         return limited_product(p, linears, x)

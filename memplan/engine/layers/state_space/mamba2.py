@@ -1,8 +1,7 @@
 """Mamba 2 as a program on the tape: the PyTorch code of transformers 5.23 (``mamba2_chunk_scan``), which Bamba, Granite
 4, Falcon-H1 and Nemotron-H share.
 
-Everything within the scan is in fp32. Symbols: D channels, N the state of a head, G groups, H heads, c the length of a
-chunk."""
+All within the scan is fp32. Symbols: D channels, N the state of a head, G groups, H heads, c the length of a chunk."""
 
 from memplan.engine.layers.attention.softmax import attention
 from memplan.engine.layers.modules import Pass, project
@@ -161,8 +160,7 @@ def gated(p: Pass, x: Tensor, gate: Tensor) -> Tensor:
 
 
 def both_mixers(p: Pass, mixer: BothMixers, x: Tensor) -> tuple[Tensor, object]:
-    """A state space, then attention, both over the same input, each output scaled (Falcon-H1); the layer names both
-    outputs until its end."""
+    """A state space, then attention over the same input; outputs scaled (Falcon-H1) and named until the layer's end."""
     tape = p.tape
     mixed, _ = state_space_dual(p, mixer.state_space, x)
     mixed = ops.scale(tape, mixed, "scaled outputs")

@@ -42,8 +42,7 @@ def lightning(p: Pass, mixer: Lightning, x: Tensor) -> tuple[Tensor, Tensor]:
 def run_blocks(p: Pass, mixer: Lightning, parts: list[Tensor], held: dict[str, Tensor]) -> tuple[list[Tensor], Tensor]:
     """The output of each block and the last state; ``held`` takes what the loop's names hold.
 
-    A long loop is not played block by block: those in the middle are one step, since the peak is where the last blocks
-    run back."""
+    A long loop is not played block by block: the middle is one step, as the peak is where the last run back."""
     tape, size = p.tape, parts[0].itemsize
     blocks = -(-p.length // mixer.block)
     state = tape.new(Dim("H·d²", p.rows * mixer.heads * mixer.head_dim**2), size, STATES)

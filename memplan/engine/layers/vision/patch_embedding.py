@@ -1,7 +1,6 @@
 """The patch embedding of a vision tower as a program on the tape, from pixels to the first block's input.
 
-Variables live as in transformers 5.23. A pass has a row for each tile, or one row of all patches where they are packed.
-"""
+Variables live as in transformers 5.23. A pass has a row a tile, or one of all patches if packed."""
 
 from memplan.engine.layers.lora import adapted, cloned
 from memplan.engine.layers.modules import Pass, norm

@@ -1,8 +1,7 @@
 """Blocks of a vision tower as programs on the tape, and what all of them share: tables of rotary positions, and masks.
 
 Variables live as in transformers 5.23 (``modeling_clip.py``, ``modeling_siglip.py``, ``modeling_internvl.py``,
-``modeling_qwen2_vl.py`` and its kin). A pass has a row for each tile, or one row of all patches where they are packed.
-"""
+``modeling_qwen2_vl.py`` and its kin). A pass has a row a tile, or one of all patches if packed."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ def turn(p: Pass, x: Tensor, itemsize: int) -> Tensor:
 
 
 def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores, scaling, fp32 softmax, probabilities in the low precision; a mask where all images stand in one
-    sequence."""
+    """Scores, scaling, fp32 softmax, low-precision probabilities; a mask where images stand in one sequence."""
     tape, dim = p.tape, q.dim
     length = p.tokens if mixer.blocked else min(mixer.window_patches or p.length, p.length)
     scores = Dim("T·H·s", p.tokens * length * mixer.num_heads)

@@ -1,5 +1,4 @@
-"""FSDP1's buffers: one flat parameter for each unit, gathered whole, and the flat gradient that autograd makes of its
-parts.
+"""FSDP1's buffers: a flat parameter for each unit, gathered whole, and the flat gradient autograd makes of its parts.
 
 torch 2.13 distributed/fsdp/_flat_param.py and _runtime_utils.py, in the program's order:
 

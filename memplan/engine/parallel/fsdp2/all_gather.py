@@ -230,8 +230,7 @@ def _within_loss(traced: TracedPass) -> int:
 
 
 def _beyond_logits(traced: TracedPass) -> int:
-    """What the head's backward makes beside the logits' gradient, with which the gather ahead begins: not what is saved
-    since forward."""
+    """What the head's backward makes beside the logits' gradient, where the gather ahead begins: nothing saved."""
     plan, head = traced.plan, traced.tail.backward.get("head")
     made = sum(size for tag, size in head.tags.items() if tag.category != "activations") if head else 0
     itemsize = 4 if plan.spec.logits_fp32 else plan.mode.numerics.autocast or plan.mode.numerics.itemsize

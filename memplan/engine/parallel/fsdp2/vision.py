@@ -124,8 +124,7 @@ def enter_tower_reductions(ledger: Ledger, recipe: Recipe, own: Frame, traced: T
 
 
 def enter_crossed_tower(ledger: Ledger, own: Frame, traced: TracedPass) -> None:
-    """Blocks of a tower that is not traced one by one (Llama 3.2 Vision): those in use and ahead; its gradients are
-    counted whole."""
+    """Blocks of a tower that is not traced one by one (Llama 3.2 Vision): in use and ahead; gradients count whole."""
     tower, name = traced.plan.spec.tower, traced.plan.name
     if tower is None or not tower.crossed or not own.blocks.gathered or f"{name}.vision-forward" not in ledger.index:
         return

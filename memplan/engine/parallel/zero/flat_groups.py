@@ -73,8 +73,7 @@ def sizes_in_order(weights: tuple[Weight, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def owned(group: Group, pinned_itemsize: int = 0) -> int:
-    """Elements of the parameters that touch the fullest rank's part, each whole; or the page-locked bytes of a buffer
-    for each of them.
+    """Elements of the parameters that touch the fullest rank's part, each whole; or page-locked bytes of a buffer each.
 
     A parameter that a boundary cuts counts for both ranks (``get_partition_info``, ``copy_grads_in_partition``)."""
     held: dict[int, int] = {}

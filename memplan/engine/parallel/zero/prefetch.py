@@ -71,8 +71,7 @@ Figures = dict[tuple[str, str], Gathered]
 
 def gathered(halves: tuple[Half, ...], after: tuple[Half, ...], limits: Limits) -> Figures:
     """Elements that are gathered in a step whose micro-steps are of these halves of passes, and in the batches of an
-    evaluation ``after`` it. Ranks matter by the padding alone: numbers of them that divide every parameter are played
-    once."""
+    evaluation ``after`` it. Ranks matter by padding alone: numbers that divide all parameters are played once."""
     whole = not any(size % limits.ranks for _, _, order in (*halves, *after) for size in order.sizes)
     return _played(halves, after, limits._replace(ranks=1) if whole else limits)
 
