@@ -2,6 +2,7 @@
 played once.
 """
 
+import gc
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -65,6 +66,19 @@ def test_a_process_that_is_killed_takes_no_answer_away(files: list[str], monkeyp
     monkeypatch.setattr(many, "MANY", 2)
     monkeypatch.setattr(ProcessPoolExecutor, "submit", broken)
     assert check_many(files, CARD, processes=2) == alone
+
+
+def test_what_files_leave_is_let_go_of_where_nothing_collects_it(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = Mock()
+    monkeypatch.setattr(many, "TOGETHER", 2)
+    monkeypatch.setattr(gc, "collect", collect)
+    check_many(files, CARD)
+    assert not collect.called
+    monkeypatch.setattr(gc, "isenabled", lambda: False)
+    check_many(files, CARD)
+    assert collect.call_count == 2
 
 
 def test_equal_jobs_are_played_once(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

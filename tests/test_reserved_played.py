@@ -66,6 +66,17 @@ def test_what_is_needed_runs_and_little_less_does_not() -> None:
     assert runs(begun, needs - int(TOLERANCE * recorded.peak) - 2 * MiB) is None
 
 
+def test_what_held_no_more_on_a_larger_card_is_not_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step holds 50 MiB, the last 20: 40 are too few, though the last step's peak is below."""
+    begun = beginning(events(50, -1, 20, -3, start=2, marks=((2, "empty_cache"),)), Settings())
+    assert runs(begun, 60 * MiB)
+    assert runs(begun, 40 * MiB) is None
+    monkeypatch.setattr(CachingAllocator, "extended", None)
+    again = runs(begun, 50 * MiB)
+    assert again is not None
+    assert (again.held, again.allocator.peak_reserved, again.allocator.capacity) == (50 * MiB, 20 * MiB, 50 * MiB)
+
+
 def test_streams_and_marks_are_played() -> None:
     assert held(events(30, -1, 30)) == 30
     assert held(events(30, -1, 30, streams={0: 1})) == 60

@@ -1,5 +1,6 @@
 """Many files, and folders of them, in one call: answers in their order, by a process a core where files are many."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from memplan.errors import EXIT_USAGE
 from memplan.frameworks.checking import NO_CONFIG, Checked, check_all
 from memplan.frameworks.folders import files_of, is_training, may_train
+from memplan.units import ceil_div
 
 File = tuple[str, bool]
 """A file, and whether it is an error there that it is no training config."""
@@ -21,6 +23,8 @@ MOST_PROGRAMS = 300
 MANY = 40
 """Files from which on more than one process pays."""
 MOST_PROCESSES = 8
+TOGETHER = 24
+"""Neighbours that one process answers at once: they read the same modules, and their jobs are often equal."""
 
 
 def check_many(
@@ -86,14 +90,30 @@ def _answers(
 def _by_several(work: Callable[[File], list[Checked]], files: Sequence[File], processes: int) -> list[list[Checked]]:
     """The answers of each file, in order. What a process of several could not give, this one works out itself."""
     if processes < 2 or len(files) < MANY:
-        return [work(file) for file in files]
+        return _in_turn(work, files)
     from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor  # which a few files never load
     from multiprocessing import get_context
 
     work(files[0])  # what all need is loaded before it is copied
-    given: list[Future[list[Checked]]] = []
-    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+    each = min(TOGETHER, ceil_div(len(files), 4 * processes))
+    shares = [files[at : at + each] for at in range(0, len(files), each)]
+    given: list[Future[list[list[Checked]]]] = []
+    with ProcessPoolExecutor(processes, get_context("fork"), gc.freeze) as pool:
         with suppress(BrokenExecutor):  # a process was killed before all were given out
-            given += (pool.submit(work, file) for file in files)
-        found = [work(file) if one.exception() else one.result() for file, one in zip(files, given, strict=False)]
-    return found + [work(file) for file in files[len(given) :]]
+            given += (pool.submit(_in_turn, work, share) for share in shares)
+        found = [
+            answers
+            for share, one in zip(shares, given, strict=False)
+            for answers in (_in_turn(work, share) if one.exception() else one.result())
+        ]
+    return found + _in_turn(work, files[len(found) :])
+
+
+def _in_turn(work: Callable[[File], list[Checked]], files: Sequence[File]) -> list[list[Checked]]:
+    """One after the other, without what each leaves behind: where nothing collects it, a thousand leave gigabytes."""
+    found = []
+    for at, file in enumerate(files, start=1):
+        found.append(work(file))
+        if at % TOGETHER == 0 and not gc.isenabled():
+            gc.collect()
+    return found

@@ -37,7 +37,6 @@ SPREAD = 0.15
 DOUBT = 0.05
 """Of what comes and goes: added to what is needed, beside the margin, for what no play sees."""
 
-
 PLAYED_RANKS = 4
 """Of flat parameters: so many ranks are played, evenly spread."""
 MOST_GROWN = 30_000
@@ -276,9 +275,11 @@ def _too_little(recorded: StepEvents) -> int:
 
 
 def runs(begun: Playing, capacity: int) -> Playing | None:
-    """The steps, played within so many bytes of segments; None where they do not run."""
+    """The steps, played within so many bytes of segments; None where they do not run. What held no more on a larger
+    card runs here as it did there."""
     if capacity not in begun.tried:
-        playing = begun.on(capacity)
+        larger = (each for tried, each in begun.tried.items() if each and each.held <= capacity < tried)
+        playing = next(larger, begun).on(capacity)
         with suppress(OutOfMemory):
             playing.run()
         begun.tried[capacity] = playing if playing.ended else None

@@ -171,7 +171,8 @@ class Playing:
     def __init__(self, recorded: StepEvents, allocator: CachingAllocator) -> None:
         self.recorded, self.allocator = recorded, allocator
         self.blocks: dict[int, Block] = {}
-        self.position = 0
+        self.position = self.before = 0
+        """Events played, and the most that steps before the last reserved."""
         self.halts = _halts(recorded)
         self.tried: dict[int, Playing | None] = {}
         """What came of it on other capacities (``figures.runs``)."""
@@ -185,6 +186,7 @@ class Playing:
                 return
             del self.halts[0]
             if name == _LAST_STEP:
+                self.before = self.allocator.peak_reserved
                 self.allocator.reset_peaks()
             elif name == EMPTY_CACHE:
                 self.allocator.empty_cache()
@@ -199,6 +201,11 @@ class Playing:
         return self.position == end
 
     @property
+    def held(self) -> int:
+        """The most that was reserved in any step."""
+        return max(self.before, self.allocator.peak_reserved)
+
+    @property
     def ended(self) -> bool:
         """All events are played."""
         return self.position == len(self.recorded.events)
@@ -209,7 +216,7 @@ class Playing:
         other = Playing(then or self.recorded, allocator)
         other.blocks = blocks
         if then is None:
-            other.position, other.halts = self.position, self.halts[:]
+            other.position, other.before, other.halts = self.position, self.before, self.halts[:]
         return other
 
 

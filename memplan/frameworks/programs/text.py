@@ -17,6 +17,8 @@ MAX_NESTED = 90
 MAX_CHAIN = 1500
 """Operators, dots and calls of one expression: a tree as deep as this one is long."""
 MAX_LINES = 60_000
+MOST_PARSED = 160
+"""Trees kept: twice the modules that one program reads (``files.MOST_TELLING``), which its neighbours read too."""
 SHORTER = "leave its training alone"
 _PIECE = re.compile(
     r"(?P<text>'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
@@ -56,7 +58,7 @@ class Program(NamedTuple):
     """Places of cells that speak of a training and are no Python."""
 
 
-@lru_cache(maxsize=24)
+@lru_cache(maxsize=MOST_PARSED)
 def program_of(text: str, path: str) -> Program:
     """The parts of a file. Raises NotPython for other text, and for what is nested or long beyond reason."""
     pins = tuple(dict.fromkeys(_PIN.findall(text[:4_000_000])))
