@@ -361,3 +361,5 @@ def test_a_policy_that_teaches_itself_is_counted_with_a_teacher_of_its_shape(tmp
     with pytest.raises(InvalidJob) as asked:
         read_target(str(file), {})
     assert "extra_models" not in asked.value.hint
+    beside = drawn(tmp_path, f"{text.strip()} --teacher_model Qwen/Qwen2.5-14B --sft_alpha 0.1\n", model="qwen2.5-7b")
+    assert [(each.key, each.decides) for each in beside.unread] == [("sft_alpha", "loss")]

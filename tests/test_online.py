@@ -140,7 +140,7 @@ def test_rloo_of_trl_is_that_of_its_newer_trainer() -> None:
         ("distill", {"extra_models": [{"role": "teacher", "model": {**MODEL, "vocab_size": 999}}]}, "a vocabulary of"),
         ("distill", {"loss_head": "fused"}, "no distribution over the vocabulary"),
         ("distill", {"entropy": "loss"}, "entropy: "),
-        ("distill", {"sharding": "zero3", "num_gpus": 4}, "a teacher beside a sharded student"),
+        ("distill", {"sharding": "fsdp2", "num_gpus": 4}, "a teacher beside a sharded student"),
         ("rloo", {"trainer": "trl", "trainer_version": "1.12", "kernels": "liger"}, "Liger's rloo loss"),
         (
             "grpo",
@@ -327,6 +327,17 @@ def test_remedies_know_what_an_update_can_do_without(method: str) -> None:
     assert report.verdict.fits == "no"
     assert report.remedies
     assert all("precompute" not in remedy.title for remedy in report.remedies)
+
+
+def test_an_engine_of_zero3_divides_the_teacher_too() -> None:
+    keys = {"trainer": "trl", "num_gpus": 4, "precision": "bf16-master"}
+    whole, divided = (
+        {row.name: row.bytes for row in estimate(job("distill", sharding=name, **keys)).per_gpu.ledger if row.born}
+        for name in ("zero2", "zero3")
+    )
+    copy = next(name for name in whole if name.startswith("teacher model"))
+    assert whole[copy] / 4 <= divided[copy] < whole[copy] / 3.9
+    assert f"persistent parameters of the {copy}" in divided
 
 
 def test_steps_from_sft_add_up() -> None:

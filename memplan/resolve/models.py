@@ -140,7 +140,8 @@ def other_models(
         follows = own.follows_policy and not split.is_deepspeed
         itemsize = stored.precision.weights if follows else DTYPE_BYTES[stored.precision.dtype]
         models.append(Resident("reference", spec, itemsize, sharded, own.frozen, base.quantised))
-    models.extend(_extra(extra, own) for extra in job.extra_models if extra.role != "critic" and not extra.rollout)
+    others = (extra for extra in job.extra_models if extra.role != "critic" and not extra.rollout)
+    models.extend(_extra(extra, own, split.ranks > 1 and split.name == "zero3") for extra in others)
     models.extend(reward_model(job, method, trainer, spec, stored.compute_itemsize, notes))
     return OtherModels("adapter" if kind == "second-adapter" else kind, tuple(models))
 
@@ -154,11 +155,12 @@ def _reference_reason(kind: str) -> str:
     return reasons.get(kind, "")
 
 
-def _extra(extra: Any, own: Reference) -> Resident:
+def _extra(extra: Any, own: Reference, divides: bool) -> Resident:
+    """``divides``: an engine of ZeRO-3's own divides the teacher (trl 1.16 models/utils.py: prepare_deepspeed)."""
     spec, itemsize = load_model(extra.model), DTYPE_BYTES[extra.precision or "bf16"]
     if extra.role == "reward":
         return Resident(extra.role, spec.as_reward_model(), itemsize, False)
-    return Resident(extra.role, spec, itemsize, False, own.frozen)
+    return Resident(extra.role, spec, itemsize, divides and extra.role == "teacher", own.frozen)
 
 
 def trained_without_dropout(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:

@@ -185,10 +185,8 @@ def check_teacher(job: Job, method: Method, spec: ModelSpec, split: Split, half:
             f"extra_models: {method.name} needs {'one teacher, not ' + str(len(named)) if named else 'a teacher'}",
             "extra_models: [{role: teacher, model: qwen2.5-7b}]",
         )
-    if split.ranks > 1 and split.name in ("zero3", "fsdp2"):
-        raise InvalidJob(
-            f"sharding: {split.name}: a teacher beside a sharded student is not modelled", "use ddp, zero1 or zero2"
-        )
+    if split.ranks > 1 and split.name == "fsdp2":
+        raise InvalidJob("sharding: fsdp2: a teacher beside a sharded student is not modelled", "use zero2 or zero3")
     teacher = load_model(named[0].model or {})
     if teacher.head.outputs != spec.head.outputs:
         raise InvalidJob(

@@ -105,6 +105,8 @@ def read_preference(keys: Keys, method: str, lora: bool) -> None:
         keys.put("reference", "precomputed", "precompute_ref_log_probs")
     if method == "grpo":
         _grpo(keys, lora)
+    if method == "distill" and keys.number("sft_alpha"):
+        keys.warn("sft_alpha", "the model's own loss beside the divergence is not counted", "loss")
     _models(keys, method)
     _engine(keys, method)
 
@@ -147,6 +149,8 @@ def _teacher_sharding(keys: Keys) -> None:
     """A teacher that is shared among more ranks than the policy takes no more than is counted."""
     stage = re.search(r"zero[-_]?([0-3])", str(keys.get("teacher_deepspeed")).lower())
     why, own = "the teacher is counted as the policy's sharding has it", str(keys.draft.values.get("sharding") or "ddp")
+    if stage and own[-1:] == stage[1]:
+        return
     if stage and own[-1:] <= stage[1] and own[-1:].isdigit():
         keys.bound("teacher_deepspeed", why, "parallelism")
     else:
