@@ -13,7 +13,7 @@ from memplan.cost.host import Issued, host_of
 from memplan.cost.products import Layout, merged, product_seconds, products
 from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.shape import FP32, HALF, Shape
-from memplan.cost.work import ModelWork, Work
+from memplan.cost.work import DROPPED, ModelWork, Work
 from memplan.spec.recipe import Recipe
 
 BACKWARD_MOVES = 1.6
@@ -63,6 +63,10 @@ HEAD_BYTES: dict[str, float] = {
 """Bytes that a head's program moves for each logit, forward and backward: the passes over bf16 and fp32 copies that
 tables/loss_heads.txt describes."""
 OTHER_HEAD_BYTES = 20.0
+UNALIGNED, ALIGNED = 1.8, 8
+"""Times that a head's product takes tensor cores where its logits are no multiple of so many, 16 bytes: GPT-2's step is
+25 to 30 % longer with 50,257 tokens than with 50,304, and a third of its products are its head's (zzhhjjj/LLaMA
+notes/README.md; rasbt/LLMs-from-scratch ch05/10_llm-training-speed: 14 % of a compiled one)."""
 AGAIN = frozenset({"fused", "chunked", "chunked-log-probs", "chunked-nll", "cut-cross-entropy"})
 """Heads whose product is made again in backward (tables/loss_heads.txt)."""
 NLL, NLL_CHUNK = "chunked-nll", 256
@@ -221,7 +225,7 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
             seconds, behind = seconds * MASKED_WIDE, behind * MASKED_WIDE_BACKWARD / MASKED_WIDE
     if shape.attention != "eager" or not each.per_pair:
         return seconds, seconds * behind, 0.0
-    each_score = EAGER_FUSED if shape.merged else EAGER_BYTES + (CAPPED_BYTES if each.capped else 0.0)
+    each_score = EAGER_FUSED if shape.merged else EAGER_BYTES + each.capped * CAPPED_BYTES + each.dropped * DROPPED
     moved = tokens * shape.length * each.heads / shape.tensor * each_score
     return seconds, seconds * behind, moved / (device.memory * rates.memory)
 
@@ -251,7 +255,10 @@ def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> 
         before, behind = each * widened, (each + trained * back) * widened
         itemsize = recipe.numerics.autocast or FP32
     extents = (tokens, work.vocabulary / degrees.tensor, width)
-    product = product_seconds(*extents, 1.0, itemsize, device, rates) + 2 * whole * work.outside / speed
+    product = product_seconds(*extents, 1.0, itemsize, device, rates)
+    if work.vocabulary > 1 and work.vocabulary % ALIGNED and itemsize < FP32 and not recipe.trainer.megatron:
+        product *= UNALIGNED
+    product += 2 * whole * work.outside / speed
     loss = 0.0
     if work.vocabulary > 1:
         moved = HEAD_BYTES.get(recipe.loss.head, OTHER_HEAD_BYTES)

@@ -71,6 +71,8 @@ class Work(NamedTuple):
     """Share of the groups of experts that a token's are chosen from; 0 where they are not grouped."""
     capped: bool = False
     """Attention's scores are."""
+    dropped: bool = False
+    """Attention's probabilities pass through dropout."""
 
 
 RMS, LAYER_NORM, NORM_FUSED = 36.0, 4.0, 4.0
@@ -79,6 +81,8 @@ RMS, LAYER_NORM, NORM_FUSED = 36.0, 4.0, 4.0
 kernel."""
 SUM, SUM_FUSED = 6.0, 4.0
 """Of a residual sum: two read, one written; one of them is there already in a fused kernel."""
+DROPPED, DROPPED_FUSED = 5.0, 1.0
+"""Of a branch that passes through dropout: read (2), written (2), its mask (1)."""
 TURN, TURN_FUSED = 18.0, 4.0
 """Of queries and keys that turn: two products with tables, a half turned round, a sum."""
 ACTIVATION, ACTIVATION_FUSED = 5.0, 3.0
@@ -131,7 +135,7 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         window=window,
         causal=not bidirectional,
         recurrent=_recurrent(mixer),
-        between=norm_bytes(norms, layer.width),
+        between=norm_bytes(norms, layer.width, len(layer.dropout)),
         activated=(inner * ACTIVATION + clamped * (CLAMPED - ACTIVATION), inner * ACTIVATION_FUSED),
         turned=(turned * TURN, turned * TURN_FUSED),
         dispatched=experts.active * layer.width * ROUTE if experts else 0.0,
@@ -144,15 +148,17 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         routed=experts.active if experts else 0,
         kept=experts.routing.kept_groups / experts.routing.groups if experts and experts.routing.groups else 0.0,
         capped=isinstance(mixer, Attention) and mixer.softcap is not None,
+        dropped=isinstance(mixer, Attention) and mixer.dropout,
     )
 
 
-def norm_bytes(norms: Sequence[Norm], width: int) -> tuple[float, float]:
-    """(single operations, fused) of a layer's norms and its two sums."""
+def norm_bytes(norms: Sequence[Norm], width: int, dropped: int = 0) -> tuple[float, float]:
+    """(single operations, fused) of a layer's norms, its two sums and so many dropouts of what is added."""
     normed = sum(
         norm.width * (RMS if norm.kind.startswith("rms") or "wide" in norm.kind else LAYER_NORM) for norm in norms
     )
-    return normed + 2 * width * SUM, sum(norm.width for norm in norms) * NORM_FUSED + 2 * width * SUM_FUSED
+    fused = sum(norm.width for norm in norms) * NORM_FUSED + width * (2 * SUM_FUSED + dropped * DROPPED_FUSED)
+    return normed + width * (2 * SUM + dropped * DROPPED), fused
 
 
 def _products(layer: Layer) -> Iterator[Product]:
