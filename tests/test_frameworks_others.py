@@ -188,6 +188,11 @@ def test_openrlhf_before_0_9_runs_eager_without_flash_attn(tmp_path: Path) -> No
     for version, head in (("0.5.9", "cross-entropy"), ("0.6.0.post2", "auto")):
         (tmp_path / "version.txt").write_text(version)
         assert read_target(str(path), {"num_gpus": 8}).job.loss_head == head
+    (tmp_path / "version.txt").unlink()
+    (tmp_path / "openrlhf/models").mkdir()
+    for code, head in (("F.log_softmax(logits, dim=-1)", "cross-entropy"), ("logits - logits.logsumexp()", "auto")):
+        (tmp_path / "openrlhf/models/utils.py").write_text(code)
+        assert read_target(str(path), {"num_gpus": 8}).job.loss_head == head
     path.write_text(f"{text} --bf16 --flash_attn\n", encoding="utf-8")
     assert not any(each.key == "bf16" for each in read_target(str(path), {"num_gpus": 8}).unread)
 

@@ -103,6 +103,27 @@ def test_a_recipes_config_stands_over_that_of_its_search_path(tmp_path: Path) ->
     assert (job.sequence_length, job.rollout.group_size) == (1000, 7)
 
 
+def test_what_a_command_says_stands_where_its_config_names_it(tmp_path: Path) -> None:
+    """Names of a config's own that settings refer to, and settings that refer to others, two deep."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "README.md").write_text("")
+    (tmp_path / "config/mine.yaml").write_text(
+        "model_path: Qwen/Qwen2.5-7B\nmicro: 4\nlora: {rank: 0}\n"
+        "data: {max_prompt_length: 512, max_response_length: 512}\n"
+        "actor_rollout_ref:\n  model: {path: '${model_path}', lora_rank: '${lora.rank}'}\n"
+        "  actor: {use_dynamic_bsz: false, ppo_mini_batch_size: 64, ppo_micro_batch_size_per_gpu: '${micro}'}\n"
+        "  rollout: {log_prob_micro_batch_size_per_gpu: '${actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu}'}\n"
+        "algorithm: {adv_estimator: grpo}\n"
+    )
+    (tmp_path / "train.py").write_text('@hydra.main(config_path="config", config_name="mine")\n')
+    for where in ("--config-name mine", "--config-path config --config-name mine"):
+        run = f"python3 train.py {where} model_path=Qwen/Qwen2.5-0.5B micro=8 odd=1 {R}n=4 trainer.nnodes=1"
+        found = read(tmp_path, run, num_gpus=8)
+        job = found.job
+        assert (job.model, job.batch_size, job.logprob_token_budget, job.lora) == ("Qwen/Qwen2.5-0.5B", 8, None, None)
+        assert not deciding(found)
+
+
 def test_a_script_that_starts_itself_anew(tmp_path: Path) -> None:
     """``nohup bash "$0" &`` and an end: what runs then is the rest."""
     again = 'if [ "${FOREGROUND:-0}" != 1 ]; then\n  setsid nohup bash "$0" "$@" > log &\n  exit 0\nfi\n'

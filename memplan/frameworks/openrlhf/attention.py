@@ -28,8 +28,15 @@ def old_code(path: str, minor: int) -> bool:
     return match is not None and int(match[1]) < minor
 
 
+def _scores_whole(path: str) -> bool:
+    """Whether it is of before 0.6, by its version or, of a copy without one, by how it makes log-probabilities."""
+    place = found_at(path, "openrlhf/models/utils.py")
+    code = place.read_text(encoding="utf-8", errors="replace") if place else ""
+    return old_code(path, 6) or ("log_softmax(logits" in code and "logsumexp" not in code)
+
+
 def read_old_head(keys: Keys, method: str) -> None:
     """Whole log-softmaxes before 0.6, of SFT of a copy (models/utils.py, loss.py of 0.4; 0.6 has flash-attn's)."""
-    if method != "reward" and "loss_head" not in keys.draft.values and old_code(keys.settings.path, 6):
+    if method != "reward" and "loss_head" not in keys.draft.values and _scores_whole(keys.settings.path):
         keys.draft.remarks.append(f"{keys.settings.path}: OpenRLHF before 0.6 lies beside it: logits are scored whole")
         keys.put("loss_head", "cross-entropy" if method == "sft" else "log-softmax")

@@ -1,7 +1,7 @@
 """verl's settings by dotted name, of nested YAML or of a command's overrides, and whose trainer they are of."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ def given(document: Document, draft: Draft) -> Given:
     if kind == ENGINE and ("model.partial_pretrain" in model or "engine.strategy" not in model):
         older = "data.max_token_len_per_gpu" not in model and "model.path" not in model
         kind = SFT if older else ENGINE
-    return _over(draft, Given(own, kind), "", _default_config(settings.values))
+    return _settled(_over(draft, Given(own, kind), "", _default_config(settings.values)))
 
 
 def _default_config(values: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ def _default_config(values: Mapping[str, Any]) -> str:
 
 def _plain(settings: Settings) -> Settings:
     values = {key: value for key, value in flat(settings.values) if not key.startswith(("defaults", "hydra"))}
-    return Settings(settings.path, referred(values), settings.lines)
+    return Settings(settings.path, values, settings.lines)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -112,19 +112,30 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def referred(values: dict[str, Any]) -> dict[str, Any]:
-    """``${a.b}`` and ``${oc.select:a.b,default}`` put in, where the file has what they name."""
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^${}]*))?\}")
+MOST_DEEP = 3
 
-    def one(value: Any) -> Any:
-        match = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^${}]*))?\}", str(value))
-        if match is None or not isinstance(value, str):
-            return value
-        if match.group(2) is None and match.group(1) not in values:
-            return value
-        found = values.get(match.group(1))
-        return found if found is not None and not is_template(found) else scalar(match.group(2) or "null")
 
-    return {key: one(value) for key, value in values.items()}
+def referred(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``${a.b}`` and ``${oc.select:a.b,default}`` put in, where the file has what they name, and without names of the
+    file's own that are there to be put in: ``micro_batch_size: 4`` at its top."""
+    found, own = dict(values), set()
+    for _ in range(MOST_DEEP):
+        for key, value in found.items():
+            match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if match is None or (match.group(2) is None and match.group(1) not in found):
+                continue
+            own.add(match.group(1))
+            named = found.get(match.group(1))
+            plain = named is not None and (not is_template(named) or _REFERENCE.fullmatch(str(named)))
+            found[key] = named if plain else scalar(match.group(2) or "null")
+    return {key: value for key, value in found.items() if key not in own or sense(key) != "unknown"}
+
+
+def _settled(found: Given, variables: Collection[str] = ()) -> Given:
+    """With what its references name, and without a command's own ``variables``, which nothing names."""
+    values = {key: value for key, value in referred(found.settings.values).items() if key not in variables}
+    return found._replace(settings=replace(found.settings, values=values))
 
 
 def _of_script(document: Document, draft: Draft) -> Given:
@@ -152,7 +163,8 @@ def _of_script(document: Document, draft: Draft) -> Given:
         settings = Settings(document.path, values, lines)
         path, name = _config(words, values)
         program = _module(document.path, words)
-        return _over_code(draft, _over(draft, Given(settings, kind, added, name), path, name, program), program, path)
+        found = _over_code(draft, _over(draft, Given(settings, kind, added, name), path, name, program), program, path)
+        return _settled(found, {name for name in values if "." not in name and name not in WITHOUT_DOT})
     raise InvalidJob(f"{document.path}: no training of verl's with options in it", "name the script that starts one")
 
 
@@ -179,7 +191,7 @@ def _overrides(words: list[Word]) -> tuple[dict[str, Any], dict[str, int], froze
     for word in words:
         match = _OVERRIDE.fullmatch(word.text)
         name = match.group(2) if match else ""
-        if match is None or ("." not in name and name not in WITHOUT_DOT):
+        if match is None:
             continue
         value = match.group(3).strip("\"'")
         inner = _inner(value) if re.search(r"\boverride_\w+$", name) else {}
@@ -222,7 +234,6 @@ def _over(draft: Draft, own: Given, path: str, name: str, program: str = "") -> 
             continue
         draft.followed.append(document.path)
         merged = _plain(document.settings).under(own.settings)
-        merged = replace(merged, values=referred(dict(merged.values)))
         return own._replace(settings=merged, config=_default_config(document.settings.values) or short)
     if not CONFIGS.fullmatch(short) and not (program and of_program(own.settings, program, path, short)):
         where = own.settings.where("config") if "config" in own.settings.values else f"{own.settings.path}, line 1"
@@ -245,7 +256,7 @@ def _over_code(draft: Draft, own: Given, program: str, folder: str) -> Given:
     if base is None or own.settings.paths.get(next(iter(base.values), ""), "") == base.path:
         return own
     said = own.settings.values
-    whole = referred({**dict(flat(base.values)), **said})
+    whole = {**said, **referred({**dict(flat(base.values)), **said})}
     usual = {key: value for key, value in whole.items() if key not in said and sense(key) != "unknown"
              and not is_template(value) and not SAYS_NOTHING.match(f"{key}={value}")}  # fmt: skip
     if not usual:
