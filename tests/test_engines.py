@@ -553,7 +553,7 @@ def test_caches_of_ranks_over_pcie_and_of_the_first_runner(job: Any, kv: float) 
 @pytest.mark.slow
 def test_starts_that_were_published() -> None:
     """No start is refused, none that died fits; vLLM's weights within 0.2 % beyond their log's rounding, but for one in
-    twelve, most of them files whose list of what they leave in 16 bits is not there; the fall of free memory with
+    eleven, most of them files whose list of what they leave in 16 bits is not there; the fall of free memory with
     kernels that load; tokens of nine in ten caches within 8 %."""
     found = accuracy([default_folder() / "rollout.json"]).figures
     errors: dict[str, list[float]] = {}
@@ -562,7 +562,7 @@ def test_starts_that_were_published() -> None:
     assert sum(figure.meter == "starts" and figure.measured_bytes == 2 for figure in found) >= 6
     assert max(errors["starts"]) == 0
     assert max(errors["bytes of a token"]) == 0
-    assert sum(error > 0.002 for error in errors["weights"]) <= len(errors["weights"]) / 12
+    assert sum(error > 0.002 for error in errors["weights"]) <= len(errors["weights"]) / 11
     assert max(errors["weights"]) < 0.05
     fallen = [each for each in found if each.meter == "fall of free memory"]
     assert all(-28 * MiB < each.measured_bytes - each.estimated_bytes < 544 * MiB for each in fallen)

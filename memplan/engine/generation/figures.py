@@ -25,7 +25,8 @@ UNEVEN, TRITON_MOST = ("7.5", "11.0", "12.0", "12.1", "unknown"), 5632 * MiB
 """Where they are several: 1.2 to 5.4 GiB on Turing, on Blackwell's small cards and beside a host's own memory."""
 COMPILED = 2048 * MiB
 """At most of a profile run that compiles its layers for the first time: 1.5 to 2 GiB of a 7B on an L4 under 0.27 and of
-a 14B on an L40S under 0.29, where an eager one takes 0.3."""
+a 14B on an L40S under 0.29, where an eager one takes 0.3. A 7B in AWQ under 0.28 had 125,952 tokens with its compiled
+layers at hand, 119,408 without (public repository text 68608959307)."""
 UNNAMED, HOSTS = 96 * GiB, 16 * GiB
 """A card given by so large a size alone may share its host's memory (GB10, Thor): what processes take since the first
 look counts as the engine's (vllm 0.28 utils/mem_utils.py: MemorySnapshot.measure), 1 to 15 GiB of eleven starts."""
