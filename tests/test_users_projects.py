@@ -552,6 +552,7 @@ def test_the_version_that_is_pinned_is_the_one_whose_defaults_are_said() -> None
     assumed = str(checked("train.py", text).assumed)
     assert "TRL 0.18.1: max_length 1024" in assumed
     assert "TRL 1.16" not in assumed
+    assert "no logits are made" not in assumed
 
 
 def test_an_option_that_the_script_is_given_is_asked_for() -> None:
@@ -661,3 +662,11 @@ class Judge:
 """
     text = judge + REWARDED.replace("from rewards import score\n", "").replace("[score]", given)
     assert "puts BAAI/bge-m3 on the card" in str(checked("train.py", text).unread)
+
+
+def test_where_nothing_pins_trl_its_newest_loss_is_said() -> None:
+    written("requirements.txt", "trl>=0.7\n")
+    text = "from trl import SFTTrainer\nSFTTrainer('Qwen/Qwen2.5-0.5B', train_dataset=rows).train()\n"
+    said = "loss_head fused (TRL's newest: no logits are made; until 1.6 all were)"
+    assert said in checked("train.py", text).assumed
+    assert said not in checked("train.py", text, trainer_version="1.16").assumed

@@ -108,6 +108,8 @@ def defaults_of(method: str, version: str) -> dict[str, Any]:
 ERAS = (("gradient_checkpointing", (0, 22), "0.21 false"), ("reference", (0, 18), "0.17 beta 0.04"))
 """Keys of a job whose default took more before, since when it is as now, and what it was (``defaults_of``)."""
 
+HEADS = {"sft": "1.6", **dict.fromkeys(("dpo", "ipo", "kto", "grpo", "rloo"), "1.14")}
+"""Until when a method's loss made all its logits (tables/trainers_of_hugging_face.py); from 1.15 on it makes none."""
 _PINNED = re.compile(r"\b(pins|installs)\b")
 
 
@@ -121,3 +123,7 @@ def of_no_version(draft: Draft) -> None:
         origin = draft.origins.get(key)
         if origin is not None and origin.kind == DEFAULT and origin.text.startswith("TRL") and version >= since:
             draft.origins[key] = Origin(DEFAULT, f"{origin.text}{UNTIL}{before}")
+    given = {**draft.values, **draft.options}
+    last = HEADS.get(str(given.get("method")))
+    if last and not {"trainer_version", "loss_head", "kernels"} & given.keys():
+        draft.put("loss_head", "auto", Origin(DEFAULT, f"TRL's newest: no logits are made{UNTIL}{last} all were"))
