@@ -239,8 +239,7 @@ def _of_engine(of: TruthSet, row: TruthRow, report: Report, engine: Engine) -> I
 
 
 def _on_meter(report: Report, meter: str, first_rank: bool = False) -> tuple[int, int, int]:
-    """The lowest, the expected and the highest figure; of allocated memory on the rank that allocates most, which need
-    not be the one whose device holds most."""
+    """The lowest, expected and highest figure; allocated: of the rank that allocates most."""
     per_gpu = report.per_gpu
     if meter == "allocated":
         found = per_gpu.allocated_range

@@ -1,5 +1,4 @@
-"""Files that are written whole or not at all, so that a full disk never costs what was there before; and what to type
-instead of one that is not there."""
+"""Files written whole or not at all, so that a full disk costs nothing; what to type for a missing one."""
 
 import os
 import stat

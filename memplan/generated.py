@@ -151,8 +151,7 @@ class Host:
 
 
 def with_rows_beside(report: dict[str, Any]) -> dict[str, Any]:
-    """Of each phase beside the step the rows that the steady step has not, of the first step not at the same instants;
-    else the JSON would say the step twice."""
+    """The rows of each phase beside the step that the steady step has not (of the first step: at other instants)."""
 
     def at(row: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(value.removeprefix("first-") if name in ("born", "dies") else value for name, value in row.items())

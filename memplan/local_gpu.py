@@ -220,8 +220,7 @@ def _visible(cards: list[Card]) -> list[Card]:
 def _known(card: Card, catalogue: list[Gpu], words_of: Callable[[str], tuple[str, ...]]) -> Gpu | None:
     """The catalogue's card whose words are all in the driver's name: the most words first, then the nearest memory.
 
-    A memory that differs by more than a tenth is another card; a smaller difference is ECC or the driver. A MIG
-    instance has less than its card."""
+    More than a tenth apart in memory is another card; less is ECC or the driver. A MIG has less than its card."""
     words, found = set(words_of(card.name)), []
     for gpu in catalogue:
         named = set(words_of(gpu.name))

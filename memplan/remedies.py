@@ -22,8 +22,7 @@ from memplan.spec.reading import JobInput, with_changes
 from memplan.spec.recipe import Recipe
 
 COSTS = ("nothing", "setup", "speed", "numerics", "training", "cards", "data")
-"""What a remedy costs: nothing; effort once; time per step; the optimizer precision; another training run; more cards;
-what of the data is cut."""
+"""What a remedy costs: nothing; effort once; time a step; optimizer precision; another run; more cards; cut data."""
 
 
 def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:

@@ -36,8 +36,7 @@ from memplan.tables.generation import PROCESS_MOST, RAY_KILLS
 
 
 def _verdict(fullest: "Priced", recipe: Recipe, host: Host) -> Verdict | None:
-    """On the card, and no wherever the node's own memory is short or the engine does not start; of another job than
-    the one that runs, nobody knows."""
+    """On the card; no where the node's memory is short or the engine does not start; unknown for another job."""
     if recipe.hardware.gpu is None:
         return None
     verdict, alone = judge(fullest.to_fit, recipe.hardware.gpu, recipe.hardware.margin), _alone(recipe)

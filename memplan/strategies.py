@@ -79,8 +79,7 @@ class StrategyFile:
 def load_strategies(path: Path | None = None, job_keys: Iterable[str] | None = None) -> StrategyFile:
     """Read the strategies of ``path``, or memplan's own.
 
-    With ``job_keys``, every key under ``set`` must be one of them. Raises InvalidJob, naming file and line, for
-    whatever is not understood."""
+    With ``job_keys``, keys under ``set`` are of them. InvalidJob names file and line of what is not understood."""
     path = path or presets_dir() / "strategies.yaml"
     document = fields_of(read_yaml(path, "strategies"), path, "the file", _FILE_KEYS)
     known = tuple(job_keys) if job_keys is not None else None

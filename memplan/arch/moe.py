@@ -172,8 +172,7 @@ def llama4_layers(family: Family, config: Config) -> list[FeedForward]:
 
 
 def llama4_mixers(family: Family, config: Config) -> list[AnyMixer]:
-    """Layers that turn q and k (and normalise them, without weights) attend within chunks; the others to all, with
-    queries scaled by their position."""
+    """Layers that turn q and k (and norm them, without weights) attend within chunks; others to all, queries scaled."""
     layers = config.integer("num_hidden_layers")
     turning, kinds = turning_layers(config, layers), attention.layer_types(config, layers, KINDS)
     chunk = config.optional_integer("attention_chunk_size")

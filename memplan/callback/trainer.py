@@ -121,8 +121,7 @@ class MemoryCallback(TrainerCallback):
             write_whole(str(self.file), text, force=True)
 
     def measurement(self) -> dict[str, Any]:
-        """What the file holds, in the form of ``memplan measure``: the resolved job, the estimate, what was measured
-        and on what."""
+        """What the file holds, as of ``memplan measure``: resolved job, estimate, what was measured and on what."""
         return Measurement(
             job=resolved_job(self.report) if self.report else {},
             measured=dict(self.measured or {}),

@@ -117,8 +117,7 @@ def marked(mark: str, text: str) -> str:
 
 
 def one_line(text: str, hint: str = "") -> str:
-    """One line that a terminal can show: no control characters, no half characters, no more than it can read; of a
-    hint at its end nothing is cut."""
+    """One line that a terminal can show: no control or half characters, not too long; a hint at its end is whole."""
     most = LONGEST - min(len(hint), LONGEST // 2)
     if len(text) > most:
         text = text[: most - 1] + "…"

@@ -139,8 +139,7 @@ HTML = option("html", str, "--html", metavar="FILE")
 
 
 def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False, shows: bool = False) -> Output:
-    """The form and the place that were asked for, checked before any work is done. ``draws``: pictures are forms too;
-    ``shows``: a page is."""
+    """The form and place asked for, checked before any work. ``draws``: pictures are forms; ``shows``: pages are."""
     more = (PICTURES if draws else {}) | ({".html": "html"} if shows else {})
     forms, endings = (*FORMATS, *more.values()), ENDINGS | more
     path, force, form = values.get("output"), bool(values.get("force")), values.get("format_")

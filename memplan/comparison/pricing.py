@@ -121,8 +121,7 @@ def ranked(priced: Sequence[tuple[Case, Report]]) -> tuple[tuple[CompareRow, ...
 
 
 def speeds_of(recipes: Sequence[Recipe]) -> tuple[list[float], str, list[str]]:
-    """Tokens per second of each by the cost model where each names a card; else something in proportion to it, from
-    passes over the model alone."""
+    """Tokens per second by the cost model where each names a card; else in proportion to it, from passes alone."""
     cards = [recipe.hardware.gpu for recipe in recipes if recipe.hardware.gpu is not None]
     if len(cards) == len(recipes):
         assumed = dict.fromkeys(card(gpu).assumed for gpu in cards)

@@ -73,8 +73,7 @@ def _speed_on(row: CompareRow, gpu: Gpu) -> float:
 
 
 def chosen(judged: Sequence[Judged], baseline: CompareRow | None, where: str) -> Iterator[str]:
-    """The fastest that surely fits, before one that is tight; ways to run the baseline's own training come first, the
-    others are told apart."""
+    """The fastest that surely fits, before a tight one; ways to run the baseline's own training come first."""
     wanted = baseline and _trains(baseline)
     own = [each for each in judged if wanted is None or _trains(each.row) == wanted]
     others = [each for each in judged if wanted is not None and _trains(each.row) != wanted]

@@ -189,8 +189,7 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
 
 
 def _evaluation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
-    """The forwards of a batch, without a graph: the reference's, the policy's, KTO's for its KL estimate. Halves that
-    run one after another are one of them."""
+    """The forwards of a batch without a graph: reference's, policy's, KTO's for its KL estimate. Halves are one."""
     rows = recipe.rows if not recipe.method.pairs or recipe.loss.pair_pass == "concatenated" else recipe.batch.size
     reference = _reference(recipe, rows)
     scoring = [(reference, "forward")] if reference else []

@@ -45,8 +45,7 @@ class PassPlan(NamedTuple):
     memory: int = 0
     """Tokens of each row that an encoder reads, where ``length`` are the decoder's; 0 without one."""
     nested: GradientMode | None = None
-    """How gradients arrive in reentrant layers, where not as ``gradients`` says: their backward is one of its own,
-    which leaves ``.grad`` at once."""
+    """How gradients arrive in reentrant layers, where not as ``gradients`` says: an own backward leaves ``.grad``."""
 
     def style_of(self, i: int) -> PassStyle:
         """The style of one layer, counted from 0."""

@@ -227,8 +227,7 @@ def _refuse_paths(headers: Mapping[str, str]) -> None:
 
 @contextmanager
 def _plain_names() -> Iterator[None]:
-    """Hold every answer that huggingface_hub itself gets against the same rule: it asks again, and may be told
-    something else."""
+    """Hold every answer that huggingface_hub itself gets against the same rule: it asks again."""
 
     def check(response: Any, *_: Any, **__: Any) -> None:
         try:

@@ -13,8 +13,7 @@ ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assi
 MOST_WRITTEN = 64 << 20
 """Characters that a template makes of a row."""
 MARKS_PER_MESSAGE = 5
-"""Tokens taken for the marks around a message where no template can be rendered: ChatML has start, role, newline, end,
-newline."""
+"""Tokens for the marks around a message without a template: ChatML's start, role, newline, end, newline."""
 
 
 class Chat(NamedTuple):

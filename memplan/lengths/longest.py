@@ -45,8 +45,7 @@ def with_lengths(given: JobInput, report: Report, run: bool = False) -> Report:
 
 
 def judged(report: Report, found: Drawn) -> Verdict | None:
-    """The verdict on the longest row, which none is milder than; a mask of what is padded, or what changing lengths
-    leave behind, may make it worse."""
+    """The verdict on the longest row, which none is milder than; padding or changing lengths may make it worse."""
     verdict, died = report.verdict, found.played is not None and found.played.died
     if verdict is None or verdict.fits not in ("yes", "tight") or not (found.p_oom or died):
         return verdict

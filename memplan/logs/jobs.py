@@ -19,8 +19,7 @@ from memplan.units import GiB
 
 
 def job_keys(log: Log, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Keys of memplan, of which those ``given`` by options win. Raises UsageError where neither the log nor an option
-    says which model it is of."""
+    """Keys of memplan, those ``given`` by options first. UsageError where neither log nor option says the model."""
     model = log.settings.get("model")
     hint = "name the job: memplan check --log FILE job.yaml, or MODEL with --gpu"
     if not log.engine or not (model or "model" in given):

@@ -53,8 +53,7 @@ def _digest(text: str) -> str:
 
 
 def page(kind: str, payload: Mapping[str, Any] | Sequence[Any], text: str = "") -> str:
-    """The page of an answer: ``payload`` is what ``--json`` prints for the command ``kind``, ``text`` what it says
-    where no script runs."""
+    """The page of an answer: ``payload`` is what ``--json`` prints for ``kind``, ``text`` is for no script."""
     title = f"memplan {kind}{_of(payload)}"
     shown = text if len(text) <= TEXT else f"{text[:TEXT]}\n…"
     return f"""<!doctype html>

@@ -37,15 +37,13 @@ from memplan.tables.trainers import find_trainer
 from memplan.units import ceil_div, parse_count
 
 GLOBAL_BATCH = 64
-"""Examples of an optimizer step where the job says nothing, or the next more that all GPUs share: SimPO's and zephyr's
-DPO recipes use 128 and 64."""
+"""Examples of a silent job's step, or the next that all GPUs share: SimPO's recipe has 128, zephyr's DPO 64."""
 LARGEST_BATCH = 15_360 * 4_096
 """Tokens of the largest global batch that is published: DeepSeek-V3's (arXiv:2412.19437, section 4.2)."""
 
 
 def global_batch(given: JobInput, fixed: dict[str, Any], assumptions: list[str]) -> int:
-    """The examples of an optimizer step: given, what a job file's own batch makes, or the default; 0 where micro-batch
-    and accumulation are both fixed."""
+    """The examples of a step: given, of a job file's own batch, or the default; 0 where both its factors are fixed."""
     job, sources = given.job, given.sources
     if job.token_budget is not None:
         rows = ceil_div(job.global_batch_size or GLOBAL_BATCH, sequences_of(job) * job.num_gpus) * job.num_gpus

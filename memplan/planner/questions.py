@@ -65,8 +65,7 @@ def _keeps(each: Candidate) -> bool:
 
 
 def tried(asked: Question, whole: bool = False) -> Tried:
-    """The question, ready to be answered; unless ``whole``, with the leanest alone beside engines, whose ways multiply
-    all batches."""
+    """The question, ready to answer; unless ``whole``, with the leanest alone beside engines: ways multiply batches."""
     leanest = METHODS[asked.given.job.method].online and not whole
     return Tried(asked, candidates(asked.given, asked.space, asked.device, leanest), pricing_of(asked), leanest)
 

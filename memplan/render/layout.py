@@ -68,8 +68,7 @@ def _filled(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """A word that is too long breaks after =, what is still too long after one of /_: too, and so on to the letter;
-    Chinese between any two characters."""
+    """A word that is too long breaks after =, then after one of /_:, then by letters; Chinese anywhere."""
     units = screen.units(word)
     if len(units) > 1:
         return [piece for unit in units for piece in _pieces(unit, width)]

@@ -9,8 +9,7 @@ from memplan.units import format_bytes
 
 
 def lengths_blocks(report: Report) -> Iterator[Block]:
-    """Percentiles of the steps, whether a run dies and of what, and what the allocator makes of it; nothing without
-    lengths."""
+    """Percentiles of the steps, whether a run dies and of what, the allocator's part; nothing without lengths."""
     found = report.lengths
     if found is None:
         return

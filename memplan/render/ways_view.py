@@ -16,8 +16,7 @@ ROOMY = 60
 
 
 def ways_blocks(found: Ways, command: str, width: int) -> Iterator[Block]:
-    """The answer in one line, a line for each way, what to type, and how to say another training. ``command``: what was
-    typed, which each way's options follow."""
+    """The answer in one line, a line a way, what to type, how to say another training. ``command``: as typed."""
     yield Heading(_answer(found), "good" if any(way.fits == "yes" for way in found.rows) else "bad")
     yield Prose(f"{found.spec.name}, {format_count(found.spec.params.total)} parameters; {_card(found)}", "dim")
     yield _table(found, width)

@@ -31,8 +31,7 @@ def _names_newest(job: Job, trainer: Trainer) -> bool:
 
 
 def as_class_runs(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:
-    """The model as the trainer's version has it. Raises InvalidJob where the class of the named version fails; a remark
-    where the version may be another."""
+    """The model as the trainer's version has it. InvalidJob where its class fails; a remark where it may be another."""
     if has_own_classes(trainer):
         return spec
     if not trainer.models.newest:

@@ -1,7 +1,6 @@
 """Megatron's jobs, checked: what runs in its layers, and what its arguments and configuration refuse.
 
-Sources: megatron-core 0.14 to 0.16 transformer/transformer_config.py, training/arguments.py,
-pipeline_parallel/schedules.py."""
+Sources: megatron-core 0.14 to 0.16 transformer_config.py, training/arguments.py, pipeline_parallel/schedules.py."""
 
 from memplan.errors import InvalidJob
 from memplan.resolve.megatron_adapters import check_adapters, megatron_targets, not_in_megatron

@@ -210,8 +210,7 @@ def _groups_heads(mixer: object) -> bool:
 
 
 def offloads_activations(job: Job, trainer: Trainer, split: Split, notes: Notes) -> OffloadStyle:
-    """How activations wait on the host. Raises InvalidJob for what has no such
-    offload on one GPU."""
+    """How activations wait on the host. InvalidJob for what has no offload on one GPU."""
     for name, why in (
         ("optimizer", "outside DeepSpeed no trainer modelled here moves optimizer states alone"),
         ("parameters", "outside DeepSpeed and FSDP no trainer modelled here moves the weights that it trains"),

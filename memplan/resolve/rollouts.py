@@ -121,8 +121,7 @@ def has_own_batch(found: Recipe) -> bool:
 
 
 def with_own_batch(job: Job, found: Recipe, again: Checkpointing) -> Recipe:
-    """The recipe with the critic's own micro-batch, and ``again``, its checkpointing. Raises InvalidJob where policy
-    and critic run in one engine."""
+    """The recipe with the critic's micro-batch, and ``again``, its checkpointing. InvalidJob for one engine of both."""
     critic, said = found.others.critic, of_critic(job)
     key = next((key for key in OF_CRITICS if said is not None and getattr(said, key) is not None), "")
     if critic is None or said is None or not key:

@@ -222,8 +222,7 @@ def _within(scene: Scene, reserved: Band, needs: Band, engine: Band) -> Band:
 
 
 def _held(scene: Scene) -> int:
-    """What a cache that is never given back may hold where no play says it: no play of a step held twice of what comes
-    and goes in it."""
+    """What a cache never given back may hold where no play says it: no play held twice of what comes and goes."""
     most = scene.meters.allocated.high
     return 0 if scene.meters.played else most + max(0, most - scene.held.lasting)
 

@@ -97,8 +97,7 @@ class Recipe(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether GPUs share the model states. Rows that need no more than that are the same for any number of them,
-        and a search adds them up once."""
+        """Whether GPUs share model states. Rows that need no more are alike for any number: a search adds them once."""
         return self.sharding.ranks > 1
 
     @property

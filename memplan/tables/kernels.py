@@ -52,8 +52,7 @@ a quantised base alone (framework_plugin_fast_kernels.py)."""
 UNSLOTH: Mapping[str, Kernels] = MappingProxyType(
     dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Kernels(norm="in-place", rotary="fresh", adapters="fused"))
 )
-"""By model type (unsloth 2026.8 models/). Queries and keys are cloned before they are turned, as heads are not
-contiguous; norms are not trained."""
+"""By model type (unsloth 2026.8 models/). q and k are cloned, not contiguous by heads, then turned; norms rest."""
 
 COMPILED = Kernels(norm="fresh", product="fresh", rotary="fresh", compiled=True)
 """torch.compile: pointwise operations are recomputed from what a product or a reduction leaves, or kept once where a

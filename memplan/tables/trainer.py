@@ -159,8 +159,7 @@ class Logits(NamedTuple):
     held: tuple[str, ...] = ()
     """Methods in which logits are held until the loss is whole, so over the reference's forward."""
     outputs_held: bool = False
-    """The caller holds the model's outputs, so the logits, until backward is done. transformers' Trainer does not: they
-    are a local of ``compute_loss``."""
+    """The caller holds the model's outputs, so the logits, over backward; transformers' ``compute_loss`` lets go."""
     step_outputs: tuple[str, ...] = ()
     """Methods whose loop holds the model's outputs over the step, until the next micro-step has its own."""
     hidden_states: bool = False

@@ -163,8 +163,7 @@ def _one_sequence(*args: Any, **kwargs: Any) -> None:
 
 
 def _some_number(tensor: torch.Tensor) -> float:
-    """What is read back from the device, such as Adafactor's step size: no shape depends on it. A number that the host
-    knows is itself."""
+    """What is read back from the device (Adafactor's step size): no shape depends on it. The host's is itself."""
     values = known.values(tensor)
     if values is not None:
         return known.read(values)

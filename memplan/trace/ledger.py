@@ -100,8 +100,7 @@ class TracedLedger:
     def timeline(
         self, levels: list[int], first: int, points: int, vocabulary: int
     ) -> list[tuple[int, str, int, dict[str, int]]]:
-        """(event, phase, bytes, bytes by category) from an event on, thinned to about so many points; every slice keeps
-        its largest."""
+        """(event, phase, bytes, bytes by category) from an event on, thinned to so many; slices keep their largest."""
         width = max(1, -(-(len(levels) - first) // points))
         slices = (range(start, min(start + width, len(levels))) for start in range(first, len(levels), width))
         picked = [max(each, key=levels.__getitem__) for each in slices]

@@ -208,8 +208,7 @@ class CachingAllocator:
         self.reserved -= block.size
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """With a max_split_size: give back a block above it that would do, or the largest ones until their sum does
-        (``release_available_cached_blocks``)."""
+        """With a max_split_size: give back a block above it, or the largest (``release_available_cached_blocks``)."""
         limit = self.settings.max_split_size
         if limit is None or self.settings.expandable_segments:
             return False

@@ -51,8 +51,7 @@ class Played(NamedTuple):
     moving: int
     """Allocated bytes that come and go within a step: the peak less what is there between steps."""
     endless: int
-    """Held on an unlimited card, at the last step's peak: the mean of a node's ranks, where its first waited for what
-    it sent and the others did not."""
+    """Held on an unlimited card, at the last step's peak: a node's mean, where its first waited for what it sent."""
     on_card: int | None
     """Held on this card; None where the steps do not run on it, or no card is named."""
     retries: int

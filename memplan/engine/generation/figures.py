@@ -40,8 +40,7 @@ HOPPER = "9.0"
 DOUBT, LEAST = 300 * MiB, 512 * MiB
 """How far a profile run may be off; and the least that communicators of several ranks take."""
 WORKSPACE = 384 * MiB
-"""FlashInfer's, before Hopper and after, where SGLang has other kernels (sglang 0.4.9 layers/attention/
-flashinfer_backend.py)."""
+"""FlashInfer's, before and after Hopper, which has others in SGLang (sglang 0.4.9 flashinfer_backend.py)."""
 RUNNING = (2048, 4096)
 """Requests that SGLang has rows for, at least and at most (sglang 0.5.8 model_runner_kv_cache_mixin.py)."""
 RANKS = 16
@@ -89,8 +88,7 @@ class Figures(NamedTuple):
 
 
 def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, advised: bool = True) -> Figures:
-    """Of one card. ``free_at_start``: usable less what others hold when it starts; None: the whole card. ``advised``:
-    with more ranks where these are too few.
+    """Of one card. ``free_at_start``: usable less what others hold; None: all. ``advised``: more ranks for too few.
 
     Raises InvalidJob for a model or a version that is not modelled."""
     era, cache, weights = (

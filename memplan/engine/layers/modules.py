@@ -30,8 +30,7 @@ class Widths(NamedTuple):
     product: int = 0
     """What quantised linears give back where it is that of autocast's LayerNorms before them."""
     narrow: int = 0
-    """The residual stream where it is narrower than the weights: behind a convolution over patches that autocast runs,
-    with nothing added to it."""
+    """The residual stream where narrower than the weights: behind autocast's convolution over patches."""
     casts_all: bool = False
     """DeepSpeed: no weight keeps a dtype of its own."""
     output: int = 0

@@ -1,7 +1,6 @@
 """Unsloth's functions on the tape: adapters fused with the products beside them.
 
-unsloth 2026.8 kernels/fast_lora.py (LoRA_QKV, LoRA_MLP, LoRA_W) and kernels/utils.py (matmul_lora). Not measured: read
-from the source alone."""
+unsloth 2026.8 kernels/fast_lora.py (LoRA_QKV, LoRA_MLP, LoRA_W) and kernels/utils.py (matmul_lora). Not measured."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def fuses(p: Pass, linears: Sequence[Linear]) -> bool:
 
 
 def _product(p: Pass, x: Tensor, linear: Linear, out: Dim, sides: Sequence[Param], label: str) -> Tensor:
-    """``matmul_lora``: the product, to which the adapter's is added in place. A quantised weight is unpacked into a
-    buffer that stays (``unsloth_rows``)."""
+    """``matmul_lora``: the product, the adapter's added in place; unpacked into a lasting buffer (``unsloth_rows``)."""
     tape, itemsize, rank = p.tape, x.itemsize, sides[0].dim.elements // linear.inputs
     result = tape.new(out, itemsize, label)
     from memplan.engine.layers.lora import as_cast

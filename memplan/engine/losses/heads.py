@@ -97,8 +97,7 @@ def selective(p: Pass, logits: Tensor, rows: int) -> Tensor:
 
 
 def stacked(p: Pass, logits: Tensor, reference: Tensor) -> Tensor:
-    """MindSpeed's DPO: ``torch.cat`` of policy and reference logits; the policy's half of it (MindSpeed-LLM
-    tasks/posttrain/dpo/dpo_model.py)."""
+    """MindSpeed's DPO: ``torch.cat`` of policy and reference logits; the policy's half (MindSpeed-LLM dpo_model.py)."""
     tape, dim = p.tape, logits.dim
     whole = Dim(dim.symbol, 2 * dim.elements)
     both = ops.concatenate(tape, (logits,), whole, "logits of policy and reference")

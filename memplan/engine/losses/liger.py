@@ -21,8 +21,7 @@ def liger_chunk(tokens: int, width: int, vocabulary: int) -> int:
 def liger(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """Liger's fused linear cross-entropy: gradients of hidden states and head are made in forward and kept.
 
-    Chunks hold one buffer of logits in the compute dtype, turned into its own gradient (liger-kernel 0.8.5,
-    ops/fused_linear_cross_entropy.py)."""
+    A chunk's buffer of logits becomes its gradient (liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py)."""
     tape, itemsize = p.tape, p.tape.autocast or hidden.itemsize
     width, vocabulary = sizes(p, hidden, weight)
     chunk = liger_chunk(p.tokens, width, vocabulary)

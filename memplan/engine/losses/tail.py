@@ -232,8 +232,7 @@ def exponential(tape: Tape, x: Tensor, label: str) -> Tensor:
 
 
 def difference(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
-    """``a - b``, in the wider dtype of both: saves nothing; b's gradient is negated, a new tensor, and each is narrowed
-    where its side was the narrower."""
+    """``a - b``, in the wider dtype: saves nothing; b's gradient is negated, new; each narrowed where its side was."""
     dim, itemsize, want_a, want_b = a.dim, max(a.itemsize, b.itemsize), a.needs_grad, b.needs_grad
     a_size, b_size = a.itemsize, b.itemsize
 

@@ -117,8 +117,7 @@ def _enter_waiting(ledger: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
 
 
 def _high(s: Shape, rows: Iterable[Held], times: float = 1) -> int:
-    """The high figure of so many layers' rows, where what the experts receive is not known, or nobody has measured
-    them; -1 where all are known."""
+    """The high figure of so many layers' rows, where what experts receive is unknown or unmeasured; else -1."""
     rows = list(rows)
     more = sum(held.bytes * (s.spread - 1 if held.routed else held.doubt) for held in rows)
     return int((sum(held.bytes for held in rows) + more) * times) if more > 0 else -1
@@ -157,8 +156,7 @@ def _enter_last(ledger: Ledger, s: Shape, unit: Unit, first: bool) -> None:
 
 
 def moments(steps: Steps, step: Step, fullest: int) -> tuple[Held, ...]:
-    """What a step holds for a moment in backward; where most of the layer is made again first, what its forward holds
-    then, if that is more."""
+    """What a step holds for a moment in backward; of a layer made again first, what its forward holds, if more."""
     if step is not steps[-1] or not any(held.again == step.name for each in steps for held in each.kept):
         return step.backward
     forward, behind = (

@@ -90,8 +90,7 @@ def _enter_boundaries(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
 
 
 def _enter_stacked(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
-    """Policy and reference pass from stage to stage in one tensor of twice the rows: what the policy's first layer
-    keeps is a view of it."""
+    """Policy and reference pass between stages as one tensor: what the policy's first layer keeps is a view of it."""
     waiting = in_flight(recipe.parallel, recipe.batch.accumulation, 0)
     held = te.stream(s, "the reference's half of what was received")
     ledger.add(held.name, "activations", held.bytes * waiting, ledger.schedule[0], ledger.schedule[-2]).formula(

@@ -133,8 +133,7 @@ def layernorm_linear(s: Shape, name: str, label: str, width: int, product: Produ
 
 
 def row_linear(s: Shape, name: str, label: str, width: int, keeps_input: bool = True, product: Product = WHOLE) -> Step:
-    """A row-parallel product: its input is kept (``keeps_input``: nothing else keeps it); its output of [T, h] is
-    reduce-scattered or all-reduced."""
+    """A row-parallel product: its input is kept (``keeps_input``: nothing else does); its [T, h] output is reduced."""
     whole = Held("product before its reduction", "T·h·e", (s.tokens, s.hidden, s.itemsize))
     reduced = stream(s, "its reduced part")
     gathered = Held("gradient gathered along the sequence", "T·h·e", (s.tokens, s.hidden, s.itemsize))

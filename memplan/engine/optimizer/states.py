@@ -158,8 +158,7 @@ def paged_bytes(recipe: Recipe, tensor: Stepped) -> int:
 
 
 def stepped(recipe: Recipe, weight: Weight, itemsize: int, shards: int) -> Stepped:
-    """A weight as this rank's optimizer sees it: FSDP2 and the like shard the first dimension, or all elements where
-    the rule does not look at shapes."""
+    """A weight as this rank's optimizer sees it: FSDP2 shards the first dimension; all where shapes do not matter."""
     o, s = recipe.optimizer.row, recipe.optimizer.settings
     rows, columns, stacked = weight.rows, weight.columns, weight.stacked
     if shards > 1:

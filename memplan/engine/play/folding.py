@@ -75,8 +75,7 @@ class Fold(NamedTuple):
 
 
 def fold_of(plans: Sequence[PassPlan]) -> Fold | None:
-    """How these passes are folded; None where that saves nothing, or where what is behind the layers goes layer by
-    layer (the loss of the routers)."""
+    """How these passes are folded; None where that saves nothing, or the routers' loss goes back layer by layer."""
     counts = {plan.spec.num_layers for plan in plans}
     blocks = any(plan.spec.encoder is not None or any(run.blocks for run in plan.spec.runs) for plan in plans)
     if len(counts) != 1 or blocks or any(plan.mode.router.how for plan in plans):

@@ -24,8 +24,7 @@ def _keeps_dtypes(spec: ModelSpec) -> bool:
 
 
 def _mode_alone(plan: PassPlan) -> Mode:
-    """What of a mode layers read: without a graph nothing is made again, and few models have weights of a dtype of
-    their own, which may be cast or not."""
+    """What of a mode layers read: without a graph nothing is made again; few models have weights of own dtypes."""
     mode, widths = plan.mode, plan.mode.widths
     if plan.style == "no-grad":
         mode = mode._replace(recompute=Recompute(modules=mode.recompute.modules))

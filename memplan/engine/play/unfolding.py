@@ -63,8 +63,7 @@ def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
 
 
 def _steps(player: Player, steps: int, written: Callable[[int], StepEvents]) -> StepEvents:
-    """The first step, and the others out of it; where they do not follow from it, or the last has an evaluation behind
-    it, they are played too."""
+    """The first step, and the others out of it; played too where they do not follow, or an evaluation is behind."""
     if played_evaluation(player.recipe) is not None:
         return written(player.steps(steps))
     first = player.steps(1)

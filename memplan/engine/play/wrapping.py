@@ -127,8 +127,7 @@ def _whole(tape: PlayTape, unit: Loaded) -> list[Tensor]:
 
 
 def _wait(tape: PlayTape, launched: deque[Loaded]) -> None:
-    """The first rank waits for its copies from the host, and so for what it has sent. The others launch what their
-    stream takes before anything has come."""
+    """The first rank waits for its copies from the host; others launch what their stream takes before they come."""
     tape.mark(f"{DONE}{SENDING}")
     while sum(unit.launches for unit in launched) > LAUNCHES:
         launched.popleft()

@@ -131,8 +131,7 @@ def _same(tape: Tape, grads: Grads) -> Grads:
 
 
 def with_constant(tape: Tape, x: Tensor, itemsize: int, label: str, constant: Tensor | None = None) -> Tensor:
-    """``x * constant tensor`` (cos, sin) of ``itemsize``: saved, when the layer has one of its own; else shared by
-    all layers and counted once, elsewhere.
+    """``x * constant tensor`` (cos, sin) of ``itemsize``: saved, if the layer's own; else shared and counted once.
 
     The product has the wider dtype of the two; x's gradient is narrowed where it was the narrower."""
     dim, before, wide = x.dim, x.itemsize, max(x.itemsize, itemsize)

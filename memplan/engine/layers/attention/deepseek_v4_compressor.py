@@ -159,8 +159,7 @@ def index_scores(p: Pass, mixer: CompressedAttention, x: Tensor, q: Tensor, entr
 def turned(
     p: Pass, mixer: CompressedAttention, x: Tensor, width: int, label: str, table: tuple[int, int] | None = None
 ) -> Tensor:
-    """``apply_rotary_pos_emb``: ``cat(rest, rotated)`` in fp32, of heads of ``width``; cos and sin are repeated for
-    each call, which keeps them.
+    """``apply_rotary_pos_emb``: ``cat(rest, rotated)`` in fp32, of heads of ``width``; calls keep repeated cos, sin.
 
     ``table``: their elements before they are repeated, and their element size; None: those of all positions."""
     tape = p.tape

@@ -93,8 +93,7 @@ def mixture(p: Pass, part: Part, x: Tensor, shifted: Tensor, name: str) -> Tenso
 
 
 def average(p: Pass, key: Tensor, value: Tensor, decay: Param, first: Param) -> Tensor:
-    """``rwkv_linear_attention_cpu``. A long loop is not played position by position: those in the middle are one
-    step (``delta_loop``)."""
+    """``rwkv_linear_attention_cpu``. Not played position by position: the middle is one step (``delta_loop``)."""
     tape, length = p.tape, p.length
     small = Dim("A", key.dim.elements // length)
     out = tape.new(key.dim, key.itemsize, "mixer output")
@@ -122,8 +121,7 @@ def one_position(
     out: Tensor,
     held: dict[str, Tensor],
 ) -> Tensor:
-    """The output with one more position put in; ``states``, numerator, denominator and exponent, go on to the next, and
-    ``held`` takes the other locals."""
+    """The output with one position more; ``states`` go on: numerator, denominator, exponent; ``held``: other locals."""
     tape, small = p.tape, states[0].dim
     numerator, denominator, most = states
     held["key"] = now = ops.cast(tape, ops.view(tape, key, small, whole=False), ops.FP32, AVERAGE)

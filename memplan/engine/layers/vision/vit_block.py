@@ -99,8 +99,7 @@ def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
 
 
 def _block_bias(p: Pass, itemsize: int) -> Tensor | None:
-    """The mask of blocks as the kernel takes it: the one that all blocks share, but for autocast's cast of it and for
-    rows that are padded to be aligned."""
+    """The mask of blocks as the kernel takes it: shared by all, but for autocast's cast and for padded rows."""
     pairs = Dim("T²", p.tokens * p.tokens)
     made = p.tape.new(pairs, itemsize, "attention bias") if itemsize != p.mode.residual_itemsize else None
     if p.tokens % 8:
@@ -109,8 +108,7 @@ def _block_bias(p: Pass, itemsize: int) -> Tensor | None:
 
 
 def _rotate(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_pos_emb_vision``: in fp32, and back; Pixtral's in the dtype of its tables; Llama 4's as complex
-    numbers, a product with a constant."""
+    """``apply_rotary_pos_emb_vision``: in fp32, and back; Pixtral's in its tables' dtype; Llama 4's complex."""
     tape, before = p.tape, q.itemsize
     if mixer.rotary == "narrow":
         turned_q = turn(p, q, p.mode.residual_itemsize)

@@ -141,8 +141,7 @@ def _adds(recipe: Recipe, later: bool) -> bool:
 
 
 def _enter_reference(ledger: Ledger, recipe: Recipe, traced: TracedPass, policy: Frame | None) -> None:
-    """The forward of a reference that is sharded too: nothing ever reshards its root. ``policy``: whose forward was
-    before, and keeps layers gathered."""
+    """The forward of a sharded reference: nothing reshards its root. ``policy``: ran before, keeps layers gathered."""
     if policy is not None:
         name, kept = traced.plan.name, policy.first_kept + policy.kept_until(len(policy.layers))
         begins = next(each for each in ledger.schedule if each.startswith(f"{name}."))

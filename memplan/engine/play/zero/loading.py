@@ -54,8 +54,7 @@ def _flat(recipe: Recipe, tape: Tape, weights: list[Weight]) -> list[Tensor]:
 
 
 def _divided(recipe: Recipe, tape: Tape, weights: list[Weight]) -> list[Tensor]:
-    """``zero.Init`` divides each parameter as it is made; then the parts of all that is trained are put together, by
-    way of the host (``defragment``)."""
+    """``zero.Init`` divides parameters as made; trained parts are put together by way of the host (``defragment``)."""
     assert isinstance(tape, PlayTape)
     zero, ranks, groups = recipe.sharding.deepspeed, recipe.sharding.ranks, groups_of(recipe, weights)
     sizes = [(each, each.elements * recipe.storage.precision.weights) for each in weights]

@@ -28,8 +28,7 @@ class Place(NamedTuple):
 class Places:
     """All parameters of an engine, and the part of one rank: of that which keeps most, if none is named.
 
-    ``layers``: the trained weights outside the layers (None), and of each layer by its number, in the order in which
-    the model registers them."""
+    ``layers``: trained weights outside the layers (None), and by layer, in the order in which they are registered."""
 
     def __init__(
         self, groups: list[Group], weights: list[tuple[int | None, Weight]], ranks: int, rank: int | None = None

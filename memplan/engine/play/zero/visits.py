@@ -109,8 +109,7 @@ def visits_of(modules: Modules, notes: list[Note]) -> list[Visit]:
 
 
 def _wrapped(visits: Sequence[Visit]) -> Iterator[Visit]:
-    """What PEFT calls around a linear with an adapter: forward the wrapper, base, dropout, A and B; back the wrapper,
-    B, A, dropout and base."""
+    """What PEFT calls around an adapted linear: wrapper, base, dropout, A, B; back: wrapper, B, A, dropout, base."""
     before = Visit()
     for visit in visits:
         beside = before.part if before.of == visit.of else None
