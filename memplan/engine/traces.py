@@ -84,11 +84,6 @@ def peaks_of(tape: Tape, phase: str) -> dict[str, Alive]:
     }
 
 
-def uses_of(tape: Tape) -> Uses:
-    """When modules have run since it was asked last, if that is watched."""
-    return tape.uses() if isinstance(tape, Watched) else {}
-
-
 def alive_now(tape: Tape) -> Alive:
     """All that is alive."""
     return Alive(tape.live, tape.log, len(tape.log))
@@ -173,7 +168,7 @@ def layer_trace(
     del logits
     p.shared.clear()
     casts, forward = casts_of(tape), max(peaks_of(tape, "forward").values(), key=lambda alive: alive.size)
-    uses, node, dim = uses_of(tape), y.node, y.dim
+    uses, node, dim = tape.uses(), y.node, y.dim
     held = [x] if style == "checkpoint" and away is None else []
     watched = weakref.ref(x.storage) if x.storage else None
     del x, y  # ``hidden_states = decoder_layer(hidden_states, …)``: from here on what nodes saved lives (LlamaModel)
@@ -232,7 +227,7 @@ def layer_trace(
     if read is not None:
         above[read[0]] = [Tensor(*read[1], None) if mode.router.stacked else tape.gradient(read[1], "router logits")]
     tape.backward(node, start, above)
-    backward, used = peaks_of(tape, "backward"), uses_of(tape)
+    backward, used = peaks_of(tape, "backward"), tape.uses()
     for worst in (recomputed or peaks_of(tape, "recompute")).values():
         if worst.size > backward.get("feed-forward", NOTHING).size:
             backward["feed-forward"] = worst

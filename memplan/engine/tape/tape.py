@@ -25,6 +25,8 @@ from memplan.tables.styles import Bucket, Fused, GradientMode, SavedBy, SharedCa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memplan.engine.tape.watched import Uses
+
 
 _made = tuple.__new__  # of what ten thousand are made of: twice as fast as by its class
 OTHER_GRAPH = "weight gradients of the other graph"
@@ -107,6 +109,10 @@ class Tape:
 
     def use(self, param: Param) -> None:
         """Note that the module of a parameter runs."""
+
+    def uses(self) -> Uses:
+        """When modules have run since it was asked last, if that is watched."""
+        return {}
 
     def used(self) -> None:
         """Note that the module of the parameter that was used last has run."""
