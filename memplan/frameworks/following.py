@@ -71,6 +71,10 @@ def _gone_to(script: str) -> list[str]:
     return _GOES.findall(Path(script).read_text("utf-8", "replace"))
 
 
+MOST_PARTS = 6
+"""Of a path of another machine, from its end, that are looked for in the project."""
+
+
 def open_reference(settings: Settings, key: str, reference: str) -> Document:
     """The file that a key names: beside its own, in the working directory around that, or in a folder between.
 
@@ -81,8 +85,11 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", "give it with --with")
     said = settings.paths.get(f"{settings.prefix}{key}", settings.path)  # an option over a file is its command's
     path = found_at(said, name) or found_at(settings.path, name)
-    away = path is None and name.startswith("/")  # another machine's: its last two parts may lie here
-    path = found_at(settings.path, "/".join(name.split("/")[-2:])) if away else path
+    away = path is None and name.startswith("/")  # another machine's: its last parts may lie here, two at least
+    if away:
+        parts = name[1:].split("/")
+        ends = ("/".join(parts[place:]) for place in range(max(0, len(parts) - MOST_PARTS), len(parts) - 1))
+        path = next(filter(None, (found_at(settings.path, end) for end in ends)), None)
     if path is not None:
         shown = os.path.relpath(path)
         found = open_document(shown if not shown.startswith("..") else str(path))
