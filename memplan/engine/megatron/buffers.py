@@ -29,41 +29,30 @@ def enter_buffers(ledger: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Sha
     most = s._replace(tokens=max(s.tokens, ceil_div(recipe.batch.scoring, degrees.context)))
     if degrees.last and s.gathers and head.trains(recipe, recipe.model.head.name):
         held = head.gathered_buffer(most)
-        _whole(
-            ledger,
-            held.name,
-            "buffers",
-            held.bytes,
-            held.template,
-            held.factors,
-            "Megatron's global memory buffer",
-            head.OUTPUT,
+        ledger.add(held.name, "buffers", held.bytes).formula(held.template, *held.factors).since(
+            "Megatron's global memory buffer", head.OUTPUT
         )
     _enter_boundaries(ledger, recipe, s)
     elements = sum(dummy_shapes(recipe, shares))
-    _whole(
-        ledger,
-        "empty weight gradients",
-        "buffers",
-        elements * s.itemsize,
-        "elements of every shape × bytes",
-        (elements, s.itemsize),
+    ledger.add("empty weight gradients", "buffers", elements * s.itemsize).formula(
+        "elements of every shape × bytes", elements, s.itemsize
+    ).since(
         "autograd must be handed a gradient though the true one is in the buffer: one for each shape, kept",
         "TransformerEngine 2.11 pytorch/module/base.py: get_dummy_wgrad",
     )
     _enter_rotary(ledger, recipe)
     if degrees.first or degrees.last:
-        _whole(
-            ledger, "batch", "batch", most.tokens * BATCH_BYTES, "T·(8 + 8 + 4 + 8)", (most.tokens, BATCH_BYTES),
-            "tokens, labels, loss mask and positions", "Megatron-LM 23e00ed0 megatron/training/utils.py",
-        )  # fmt: skip
+        ledger.add("batch", "batch", most.tokens * BATCH_BYTES).formula(
+            "T·(8 + 8 + 4 + 8)", most.tokens, BATCH_BYTES
+        ).since("tokens, labels, loss mask and positions", "Megatron-LM 23e00ed0 megatron/training/utils.py")
     if recipe.megatron.create_attention_mask_in_dataloader:
         rows, length = recipe.rows, recipe.batch.sequence_length
-        _whole(
-            ledger, "attention mask", "batch", rows * length * length // degrees.context, "b·s²/c",
-            (rows, length, degrees.context), "the data loader makes it, and no kernel reads it",
+        ledger.add("attention mask", "batch", rows * length * length // degrees.context).formula(
+            "b·s²/c", rows, length, degrees.context
+        ).since(
+            "the data loader makes it, and no kernel reads it",
             "megatron-core 0.16 datasets/gpt_dataset.py: create_attention_mask",
-        )  # fmt: skip
+        )
 
 
 def _enter_boundaries(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
@@ -81,7 +70,7 @@ def _enter_boundaries(ledger: Ledger, recipe: Recipe, s: Shape) -> None:
     held = held._replace(template=f"{both}·{held.template}", factors=(both, *held.factors)) if both > 1 else held
     if not degrees.first:
         why = "the schedule's variable, until the next backward"
-        _whole(ledger, held.name, "buffers", held.bytes, held.template, held.factors, why, SCHEDULE)
+        ledger.add(held.name, "buffers", held.bytes).formula(held.template, *held.factors).since(why, SCHEDULE)
     if not degrees.last:
         update = ledger.schedule[len(instants_of_scores(recipe)) :]
         ledger.add("gradient that came from the stage behind", "buffers", held.bytes, *update[:2]).formula(
@@ -108,29 +97,12 @@ def _enter_rotary(ledger: Ledger, recipe: Recipe) -> None:
     latent = any(isinstance(mixer, LatentAttention) for mixer in recipe.model.mixers)
     tables = ceil_div(recipe.model.num_layers, recipe.parallel.pipeline) if latent else 1
     e = te.FP32 + (2 * recipe.storage.precision.weights if latent else 0)
-    _whole(
-        ledger,
-        "rotary tables" if latent else "rotary table",
-        "buffers",
-        tables * positions * width * e,
-        "tables·positions·width·bytes",
-        (tables, positions, width, e),
+    ledger.add("rotary tables" if latent else "rotary table", "buffers", tables * positions * width * e).formula(
+        "tables·positions·width·bytes", tables, positions, width, e
+    ).since(
         "cached, by each layer's own module" if latent else "angles of every position, cached",
         "megatron-core 0.14 models/common/embeddings/rotary_pos_embedding.py, yarn_rotary_pos_embedding.py",
     )
-
-
-def _whole(
-    ledger: Ledger,
-    name: str,
-    category: str,
-    size: int,
-    template: str,
-    numbers: tuple[int | float, ...],
-    why: str,
-    source: str,
-) -> None:
-    ledger.add(name, category, size).formula(template, *numbers).since(why, source)
 
 
 def enter_surroundings(ledger: Ledger, recipe: Recipe) -> None:
