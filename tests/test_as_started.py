@@ -265,8 +265,8 @@ def test_a_config_that_says_nothing_of_gpus_is_read_as_the_script_beside_it_star
 def test_a_default_that_trl_changed_is_told_where_nothing_pins_the_version() -> None:
     text = "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(model='Qwen/Qwen2.5-0.5B', args=GRPOConfig("
     told = {
-        "": ["gradient_checkpointing full", "reference none"],
-        "beta=0.1, gradient_checkpointing=False, max_completion_length=256": [],
+        "": ["gradient_checkpointing full", "reference none", "loss_head fused"],
+        "beta=0.1, gradient_checkpointing=False, max_completion_length=256": ["loss_head fused"],
     }
     for more, keys in told.items():
         Path("train.py").write_text(f"{text}{more})).train()\n")
