@@ -86,3 +86,9 @@ def test_torchtitan_is_started_by_its_file_and_has_a_forks_flavors() -> None:
     assert (job["model"]["intermediate_size"], job["model"]["vocab_size"]) == (11264, 128256)
     assert (job["sequence_length"], job["tensor_parallel"], job["sharding"], job["compile"]) == (1024, 4, "fsdp2", True)
     assert found.fits in ("yes", "tight")
+
+
+@pytest.mark.parametrize(("said", "asks"), [("--eval_strategy steps", True), ("--eval_strategy no", False)])
+def test_metrics_that_a_script_switches_on_keep_logits_where_it_evaluates(said: str, asks: bool) -> None:
+    found = checked("a.sh", f"{LLAVA}compute_metrics True {said}", images=SQUARE)
+    assert ("--set evaluation.keeps_logits=true" in found.hint) is asks, found

@@ -36,6 +36,7 @@ SUCH: Mapping[str, str] = {
     "rollout.mem_fraction_static": "--set rollout.mem_fraction_static=0.5",
 }
 """A job's key -> the options that say it, with values to be changed; in the order in which they are typed."""
+KEEPS_LOGITS = "compute_metrics keeps the logits of all examples on the card, and how many there are is in the data"
 SET = "set it: "
 COMMANDS = (SET, "memplan check")
 SHELLS = (".sh", ".bash", ".slurm", ".sbatch")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks import deepspeed, fsdp_keys
+from memplan.frameworks.asking import KEEPS_LOGITS, SUCH
 from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.hugging_face.switches import (
@@ -190,6 +191,9 @@ def _evaluation(keys: Keys) -> None:
     if strategy.lower() not in ("no", "false", "intervalstrategy.no") and "eval_batch_size" not in keys.draft.given:
         size = keys.whole("per_device_eval_batch_size") or EVAL_BATCH_SIZE
         keys.put("eval_batch_size", size, "per_device_eval_batch_size")
+        if str(keys.get("compute_metrics")).lower() in ("true", "1") and "evaluation" not in keys.draft.given:
+            where = keys.settings.where("compute_metrics")  # a switch of the script's own
+            keys.draft.ask("evaluation", where, KEEPS_LOGITS, f"add {SUCH['evaluation']}")
 
 
 def _wrapping(keys: Keys) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers
-from memplan.frameworks.asking import SUCH, WRITE
+from memplan.frameworks.asking import KEEPS_LOGITS, SUCH, WRITE
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import NotKnown
@@ -231,8 +231,7 @@ def _kept_logits(trainer: Thing, models: list[Thing], arguments: Any, draft: Dra
         kept = {"keeps_logits": True, "accumulation_steps": steps}
         draft.put("evaluation", kept, Origin(FILE, f"{where}: compute_metrics"))
         return
-    what = "compute_metrics keeps the logits of all examples on the card, and how many there are is in the data"
-    draft.ask("evaluation", where, what, f"add {SUCH['evaluation']}")
+    draft.ask("evaluation", where, KEEPS_LOGITS, f"add {SUCH['evaluation']}")
 
 
 def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> None:

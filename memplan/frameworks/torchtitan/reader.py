@@ -187,11 +187,12 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     if sharded:
         keys.put("sharding", "fsdp2", "data_parallel_shard_degree")
         put_inner(keys, "fsdp", "own_ends", True, "apply_fsdp")
-        if replicate > 1 and ranks % replicate == 0:
-            put_inner(keys, "fsdp", "replicate", replicate, "data_parallel_replicate_degree")
-        elif replicate > 1:
-            why = f"ranks are not divided into {replicate} copies: weights are counted as sharded over all"
-            keys.warn("data_parallel_replicate_degree", why, "parallelism")
+        copies = replicate if ranks % replicate == 0 else ranks
+        if copies > 1:
+            put_inner(keys, "fsdp", "replicate", copies, "data_parallel_replicate_degree")
+        if copies != replicate:
+            why = "ranks are not divided into as many copies: each is counted with a copy of its own"
+            keys.bound("data_parallel_replicate_degree", why, "parallelism")
         again = {"never": False, "always": True}.get(keys.text("fsdp_reshard_after_forward") or "")
         if again is not None:
             keys.put("reshard_after_forward", again, "fsdp_reshard_after_forward")
