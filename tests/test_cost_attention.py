@@ -9,6 +9,7 @@ from memplan.cost.attention import MASKED_BACKWARD, MASKED_WIDE, OTHER_MASKED
 from memplan.cost.passes import FLASH_BACKWARD, Pass, layers_pass
 from memplan.cost.rates import EXPECTED
 from memplan.cost.shape import shape_of
+from memplan.cost.tower import tower_pass
 from memplan.cost.work import model_work
 from memplan.gpus import find_gpu, load_gpus
 from memplan.resolve import resolve
@@ -37,6 +38,14 @@ def test_a_mask_has_pytorch_run_a_slower_kernel_over_every_pair() -> None:
     assert plain.attended / plain.attention == pytest.approx(FLASH_BACKWARD)
     unpadded = passed(recipe(attention="flash", padded=True))
     assert unpadded.attended < 0.3 * masked.attended
+
+
+def test_patches_take_no_mask_of_the_text() -> None:
+    images = {"per_example": 1, "width": 896, "height": 896}
+    keys: dict[str, Any] = {"model": "qwen2.5-vl-7b", "attention": "sdpa", "images": images}
+    masked, plain = (recipe(**keys, padded=it) for it in (True, False))
+    seen = [tower_pass(it, shape_of(it, model_work(it.model)), A100, EXPECTED) for it in (masked, plain)]
+    assert seen[0] == seen[1]
 
 
 def test_fp32_has_that_kernel_alone() -> None:

@@ -28,6 +28,7 @@ def tower_pass(recipe: Recipe, shape: Shape, device: Device, rates: Rates) -> He
         weighed=0.0,
         stacks=False,
         adapted_moves=0.0,
+        padded=False,  # patches take no mask
     )
     forward, backward, patches = 0.0, 0.0, images.rows * images.columns
     for run in tower.runs:
