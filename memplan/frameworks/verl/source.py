@@ -117,24 +117,30 @@ MOST_DEEP = 3
 
 
 def referred(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``${a.b}`` and ``${oc.select:a.b,default}`` put in, where the file has what they name, and without names of the
-    file's own that are there to be put in: ``micro_batch_size: 4`` at its top."""
-    found, own = dict(values), set()
+    """``${a.b}`` and ``${oc.select:a.b,default}`` put in, where the file has what they name."""
+    found = dict(values)
     for _ in range(MOST_DEEP):
         for key, value in found.items():
-            match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            match = _reference(value)
             if match is None or (match.group(2) is None and match.group(1) not in found):
                 continue
-            own.add(match.group(1))
             named = found.get(match.group(1))
-            plain = named is not None and (not is_template(named) or _REFERENCE.fullmatch(str(named)))
+            plain = named is not None and (not is_template(named) or _reference(named))
             found[key] = named if plain else scalar(match.group(2) or "null")
-    return {key: value for key, value in found.items() if key not in own or sense(key) != "unknown"}
+    return found
+
+
+def _reference(value: Any) -> re.Match[str] | None:
+    return _REFERENCE.fullmatch(value) if isinstance(value, str) else None
 
 
 def _settled(found: Given, variables: Collection[str] = ()) -> Given:
-    """With what its references name, and without a command's own ``variables``, which nothing names."""
-    values = {key: value for key, value in referred(found.settings.values).items() if key not in variables}
+    """With what its references name, and without names that are there to be put in: a command's own ``variables``, and
+    a file's that verl does not know (``micro_batch_size: 4`` at its top)."""
+    values = found.settings.values
+    named = {match.group(1) for match in map(_reference, values.values()) if match}
+    gone = {*variables, *(key for key in named if sense(key) == "unknown")}
+    values = {key: value for key, value in referred(values).items() if key not in gone}
     return found._replace(settings=replace(found.settings, values=values))
 
 
