@@ -92,3 +92,16 @@ def test_torchtitan_is_started_by_its_file_and_has_a_forks_flavors() -> None:
 def test_metrics_that_a_script_switches_on_keep_logits_where_it_evaluates(said: str, asks: bool) -> None:
     found = checked("a.sh", f"{LLAVA}compute_metrics True {said}", images=SQUARE)
     assert ("--set evaluation.keeps_logits=true" in found.hint) is asks, found
+
+
+def test_a_config_of_deepspeeds_is_none_of_accelerates() -> None:
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "fp16": {"enabled": "auto"}}))
+    found = checked("a.sh", "accelerate launch --config_file ds.json train.py --model_name_or_path Qwen/Qwen2.5-0.5B "
+                    "--per_device_train_batch_size 1 --output_dir x --bf16")  # fmt: skip
+    assert (found.fits, found.hint) == ("error", "give it as --deepspeed_config_file, with --use_deepspeed")
+
+
+def test_a_variable_of_an_argument_is_given_as_the_argument() -> None:
+    script = f"R=$1\n{LLAVA}lora_enable True --lora_r $R --lora_alpha $(($R * 2))"
+    found = checked("a.sh", script, images=SQUARE)
+    assert found.hint == 'set it: memplan check "bash a.sh …"'

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from memplan.spec.reading import Unread
 from memplan.units import words_of
@@ -139,7 +140,9 @@ def of_another_family(targets: object) -> tuple[Unread, ...]:
 def set_in(script: str, unread: Iterable[Unread]) -> str:
     """The command that sets every variable, and gives every argument, that a script leaves to who starts it."""
     texts = [each.why for each in unread if each.where.partition(", line ")[0] == script]
-    names = dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text))
+    named = dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text))
+    own = Path(script).read_text("utf-8", "replace") if Path(script).is_file() else ""
+    names = [name for name in named if not re.search(rf"(?m)^\s*(?:export\s+)?{name}=[\"']?\$\{{?\d", own)]  # of $1
     count = max((int(number) for text in texts for number in _ARGUMENT.findall(text)), default=0)
     if not (names or count) or not script.endswith(SHELLS):
         return ""

@@ -58,6 +58,12 @@ def read_launch(launch: Launch, draft: Draft) -> None:
         return
     document = open_config(draft, launch.options, "config_file", path, FRAMEWORK.name)
     if document is not None:
+        if "distributed_type" not in document.keys and deepspeed.recognise(document):
+            problem, hint = (
+                f"{path[:80]} is DeepSpeed's, and accelerate refuses it",
+                "give it as --deepspeed_config_file",
+            )
+            raise launch.options.error("config_file", problem, f"{hint}, with --use_deepspeed")
         read_settings(document.settings, draft, launch.options)
         return
     if not processes.number(launch.options.values.get("num_processes")):
