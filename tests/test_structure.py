@@ -227,7 +227,7 @@ VERSION = "from memplan.cli.app import main\nassert main(['--version']) == 0"
 ESTIMATE = "from memplan.cli.app import main\nassert main(['estimate', 'llama-3.1-8b', '--json']) == 0"
 DENSE = "from memplan.api import estimate\nassert estimate({'model': 'llama-3.1-8b'}).per_gpu.allocated_bytes"
 OF_OTHERS = (
-    "memplan.engine.layers.decoder_layer",
+    "memplan.engine.layers.encoder_layer",
     "memplan.engine.layers.t5_layer",
     "memplan.engine.megatron",
     "memplan.engine.layers.attention.bert",

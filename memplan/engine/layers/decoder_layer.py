@@ -1,27 +1,21 @@
 """Layers: a mixer and a feed-forward, with the norms and residuals around them, in the order of transformers 5.23.
 
 One program for each form that a layer can have (``Layer.form``): ``pre_norm`` for Llama, Mistral, Qwen2, Qwen3, Phi-3,
-GLM-4-MoE, DeepSeek-V3, GPT-OSS and most others; ``sandwich`` for Gemma 2, Gemma 3 and GLM-4.
-
-Layers and heads of encoders (BERT, RoBERTa, ELECTRA, DistilBERT, ALBERT, DeBERTa), as in transformers 5.23."""
+GLM-4-MoE, DeepSeek-V3, GPT-OSS and most others; ``sandwich`` for Gemma 2, Gemma 3 and GLM-4."""
 
 from collections.abc import Callable
 from typing import Any
 
 from memplan.engine.layers import norm_placement as residuals
-from memplan.engine.layers.activations import activate
 from memplan.engine.layers.feed_forward import feed_forward
 from memplan.engine.layers.mixers import mix
-from memplan.engine.layers.modules import Pass, norm, project
-from memplan.engine.layers.norm_placement import dropped
+from memplan.engine.layers.modules import Pass, norm
 from memplan.engine.losses.scored import checkpointed
 from memplan.engine.programs import Programs
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Node, Tensor
-from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.errors import ModelError
-from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Norm
 
@@ -114,7 +108,7 @@ FORMS: Programs[Callable[[Pass, Any, Tensor], Tensor]] = Programs(
         "gated": "memplan.engine.layers.norm_placement:gated",
         "vit": "memplan.engine.layers.vision.vit_block:vit_block",
         "positions": "memplan.engine.layers.vision.gemma4_tower:position_block",
-        "encoder": "memplan.engine.layers.decoder_layer:encoder_layer",
+        "encoder": "memplan.engine.layers.encoder_layer:encoder_layer",
         "t5": "memplan.engine.layers.t5_layer:t5_layer",
         "rwkv": "memplan.engine.layers.state_space.rwkv:rwkv_block",
         "layer-inputs": "memplan.engine.layers.gemma4_layer:layer_with_input",
@@ -124,57 +118,3 @@ FORMS: Programs[Callable[[Pass, Any, Tensor], Tensor]] = Programs(
     }
 )
 """A program for each value of ``Layer.form``."""
-
-
-def encoder_layer(p: Pass, layer: Layer, x: Tensor) -> Tensor:
-    """A norm of each sum with the residual. BERT's modules hold what goes into their last linear until the norm is done
-    ('inner' of ``locals_held``), ALBERT's queries, keys and values ('states'); all hold what they add until then."""
-    tape, norms, spec = p.tape, layer.norms, layer.feed_forward
-    assert spec is not None
-    holds = "inner" in layer.locals_held
-    with tape.at("attention"):
-        p.held = [] if layer.locals_held else None
-        hidden, weights = mix(p, layer.mixer, x)
-        context, p.held = p.held, None
-        hidden = dropped(p, layer, "mixer", hidden)
-        middle = norm(p, norms[0], ops.add(tape, hidden, x, "residual stream"), "h")
-        del hidden, context  # BertAttention rebinds ``attention_output`` when the norm has returned
-    with tape.at("feed-forward"):
-        inner = activate(tape, spec.activation, project(p, middle, spec.linears[0], "F", "up"))
-        hidden = project(p, inner, spec.linears[1], "h", "feed-forward output")
-        if not holds:
-            # ``holds``: feed_forward_chunk names ``intermediate_output`` to its end (BertLayer)
-            del inner
-        hidden = dropped(p, layer, "feed-forward", hidden)
-        out = norm(p, norms[1], ops.add(tape, hidden, middle, "residual stream"), "h")
-    del weights  # the second of BertSelfAttention's outputs
-    return out
-
-
-def pooled(p: Pass, pooler: Pooler, hidden: Tensor) -> tuple[Pass, Tensor]:
-    """The dense layer over the first position of each row, or over the mean of all; and a pass over one position."""
-    tape, one = p.tape, p.part(p.rows, 1)
-    width = hidden.dim.elements // p.tokens
-    if pooler.mean:
-        weighed = ops.with_constant(tape, hidden, hidden.itemsize, "weighed states")
-        x = ops.mean(tape, weighed, one.dim("h", width)) if weighed.itemsize == ops.FP32 else summed(p, weighed, width)
-        del weighed  # ``(last_hidden_state * attention_mask.unsqueeze(-1)).sum(dim=1)``: a temporary (ModernBERT)
-    else:
-        x = ops.view(tape, hidden, one.dim("h", width), whole=False)
-    if pooler.first_dropout:
-        x = ops.dropout(tape, x, "pooled states")
-    x = project(one, x, pooler.linears[0], "h", "pooled states", quantised=False)
-    x = activate(tape, pooler.activation, x)
-    if pooler.norms:
-        x = norm(one, pooler.norms[0], x, "h")
-    if pooler.dropout:
-        x = ops.dropout(tape, x, "pooled states")
-    return one, x
-
-
-def summed(p: Pass, x: Tensor, width: int) -> Tensor:
-    """``x.sum(dim=1)``: its gradient is a view."""
-    dim, itemsize = x.dim, x.itemsize
-    node = p.tape.node((x,), (), lambda t, g: (g[0],))
-    del dim
-    return p.tape.new(Dim("rows·h", p.rows * width), itemsize, "pooled states", node)

@@ -90,7 +90,7 @@ def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple
     hidden = gathered(p, hidden)
     states = [hidden]
     if spec.pooler:
-        from memplan.engine.layers.decoder_layer import pooled
+        from memplan.engine.layers.encoder_layer import pooled
 
         p, hidden = pooled(p, spec.pooler, hidden)
     if spec.scaled_head_input and head.program != "score":
