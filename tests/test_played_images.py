@@ -120,12 +120,12 @@ def test_units_of_a_tower_are_gathered_and_reduced(family: str, keys: dict[str, 
         assert size == pytest.approx(ledger[phase], rel=5e-3), phase
 
 
-@pytest.mark.parametrize(("sharding", "held"), [("zero3", 4402), ("fsdp2", 3400)])
+@pytest.mark.parametrize(("sharding", "held"), [("zero3", 6545), ("fsdp2", 3400)])
 def test_the_ledger_of_an_evaluation_is_no_lower_than_what_it_holds(sharding: str, held: int) -> None:
-    """In MiB, of a play under ZeRO-3, where ever more is fetched ahead of layers that are alike, and of a trace under
-    FSDP2, whose second batch finds the head gathered and holds the last layer's gather: 3 and 2 % more than was said.
-    """
+    """In MiB, of a play under ZeRO-3, where ever more is fetched ahead of layers that are alike and what a backward
+    needs soon stays (4402 without), and of a trace under FSDP2, whose second batch finds the head gathered and holds
+    the last layer's gather."""
     keys = {"images": {"width": 448, "height": 448}, "trainer": "transformers", "batch_size": 1, "eval_batch_size": 1}
     described = {**job({}, 3072, FULL | LORA), **keys, "model": "llava-1.5-7b", "num_gpus": 8, "sharding": sharding}
     size = build_report(resolve(read_job(described))).per_gpu.phases["evaluate"] / 2**20
-    assert held <= size <= 1.035 * held
+    assert 0.999 * held <= size <= 1.035 * held
