@@ -264,19 +264,38 @@ def test_a_config_that_says_nothing_of_gpus_is_read_as_the_script_beside_it_star
 
 def test_a_default_that_trl_changed_is_told_where_nothing_pins_the_version() -> None:
     text = "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(model='Qwen/Qwen2.5-0.5B', args=GRPOConfig("
+    said = "beta=0.1, gradient_checkpointing=False, max_completion_length=256"
     told = {
-        "": ["gradient_checkpointing full", "reference none", "loss_head fused"],
-        "beta=0.1, gradient_checkpointing=False, max_completion_length=256": ["loss_head fused"],
+        "": ["gradient_checkpointing full", "loss_head fused", "optimizer_impl fused", "reference none"],
+        said: ["loss_head fused", "optimizer_impl fused"],
+        f"{said}, optim='adamw_torch'": ["loss_head fused"],
     }
     for more, keys in told.items():
         Path("train.py").write_text(f"{text}{more})).train()\n")
         forget()
         found = check_file("train.py", {**CARD, "sequence_length": 512})
-        assert [each.partition(" (")[0] for each in found.assumed if "; until " in each] == keys
+        assert sorted(each.partition(" (")[0] for each in found.assumed if "; until " in each) == keys
     Path("pinned").mkdir()
     Path("pinned/train.py").write_text(f"{text}max_completion_length=256)).train()\n")
-    Path("pinned/requirements.txt").write_text("trl==0.24.0\n")
+    Path("pinned/requirements.txt").write_text("trl==0.24.0\ntorch==2.9.0\n")
     assert not [each for each in check_file("pinned/train.py", CARD).assumed if "; until " in each]
+
+
+@pytest.mark.parametrize(
+    ("pin", "said", "way"),
+    [
+        ("2.6.0", "", "foreach"),
+        ("2.8.0", "", "fused"),
+        ("2.6.0", "optim: adamw_torch_fused", "fused"),
+        ("2.9.1", "optim: adamw_torch", "foreach"),
+    ],
+)
+def test_the_trainer_s_adamw_is_fused_from_torch_2_8_on(pin: str, said: str, way: str) -> None:
+    keys = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset: d\ntemplate: qwen\ncutoff_len: 512\npure_bf16: true\n"
+    Path("train.yaml").write_text(f"{keys}stage: sft\ndo_train: true\nfinetuning_type: full\n{said}\n")
+    Path("requirements.txt").write_text(f"torch=={pin}\n")
+    forget()
+    assert check_file("train.yaml", {**CARD, "num_gpus": 1}).job["optimizer_impl"] == way
 
 
 def test_a_number_of_a_variable_that_a_script_leaves_empty_is_asked_for() -> None:

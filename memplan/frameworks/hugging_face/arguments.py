@@ -32,8 +32,8 @@ OLD_DEFAULTS = DEFAULTS | {"optim": "adamw_torch"}
 """transformers 4 on torch before 2.8."""
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw_torch": {"optimizer": "adamw"},
-    "adamw_hf": {"optimizer": "adamw"},
+    "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
+    "adamw_hf": {"optimizer": "adamw", "optimizer_impl": "loop"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
     "adafactor": {"optimizer": "adafactor", "library": "transformers"},
     "sgd": {"optimizer": "sgd"},

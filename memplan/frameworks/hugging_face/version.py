@@ -7,7 +7,7 @@ from functools import partial
 
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Framework, Origin
 from memplan.frameworks.documents import Settings, words
-from memplan.frameworks.draft import Draft
+from memplan.frameworks.draft import UNTIL, Draft
 from memplan.frameworks.hugging_face.dialect_scripts import Script
 from memplan.frameworks.pinned import pinned
 from memplan.tables.trainer import version_key
@@ -93,8 +93,14 @@ SDPA_ON = (2, 1, 1)
 """The PyTorch from which on transformers takes SDPA (4.36 to 4.5x utils/import_utils.py: is_torch_sdpa_available)."""
 
 
+FUSED_ON = (2, 8)
+"""The PyTorch from which on the Trainer's AdamW is the fused one (transformers 4.54 to 5.24 training_args.py:
+default_optim)."""
+
+
 def beside_torch(path: str, draft: Draft) -> None:
-    """Attention that nobody chose is eager beside a PyTorch on which transformers does not take SDPA."""
+    """Attention that nobody chose is eager beside a PyTorch on which transformers does not take SDPA, and AdamW copies
+    what it steps on beside one on which it is not fused; said of a whole model where nothing pins it."""
     mine, whose = pinned(path, "torch")
     chosen = "attention" in draft.given or "unsloth" in draft.facts or draft.values.get("attention", "sdpa") != "sdpa"
     told = draft.origins.get("attention")
@@ -102,6 +108,25 @@ def beside_torch(path: str, draft: Draft) -> None:
         draft.values.pop("attention", None)
         why = f"{whose} pins torch {mine}, and transformers takes SDPA from 2.1.1 on"
         draft.put("attention", "eager", Origin(DEFAULT, why))
+    if (mine and version_key(mine) >= FUSED_ON) or not _fused_by_default(draft):
+        return
+    why = f"torch 2.8 and newer{UNTIL}2.7 foreach, which copies what it steps on"
+    if mine:
+        why = f"{whose} pins torch {mine}, and transformers takes the fused AdamW from 2.8 on"
+    if mine or not draft.values.get("lora"):
+        draft.values.pop("optimizer_impl", None)
+        draft.put("optimizer_impl", "foreach" if mine else "fused", Origin(DEFAULT, why))
+
+
+def _fused_by_default(draft: Draft) -> bool:
+    """Whether nobody chose the optimizer, and the trainer takes the fused AdamW."""
+    given = {**draft.values, **draft.options}
+    told = [draft.origins[key].kind for key in ("optimizer", "optimizer_impl") if key in draft.origins]
+    chosen = FILE in told or {"optimizer", "optimizer_impl"} & draft.given or given.get("optimizer", "adamw") != "adamw"
+    if chosen or (given.get("deepspeed") or {}).get("ds_optimizer"):
+        return False
+    trainer = find_trainer(str(given.get("trainer", "transformers")), str(given.get("trainer_version") or ""))
+    return bool(given.get("optimizer_impl", trainer.optimizer_impl) == "fused")
 
 
 FREES_INPUTS = (0, 43, 2)
