@@ -149,7 +149,7 @@ def _is_training(launch: Launch) -> bool:
 
 def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
     """The commands of a text of prose, or of a program's comments, that start a program of this name with options."""
-    lines, end = text.split("\n"), -1
+    lines, end = text.split("\n") if program in text else [], -1
     for number, line in enumerate(lines):
         if number <= end or not _LAUNCHERS.search(line):
             continue

@@ -184,7 +184,7 @@ class Playing:
             halt, name = self.halts[0]
             if not self._go(halt, until):
                 return
-            del self.halts[0]
+            self.halts.popleft()
             if name == _LAST_STEP:
                 self.before = self.allocator.peak_reserved
                 self.allocator.reset_peaks()
@@ -216,14 +216,14 @@ class Playing:
         other = Playing(then or self.recorded, allocator)
         other.blocks = blocks
         if then is None:
-            other.position, other.before, other.halts = self.position, self.before, self.halts[:]
+            other.position, other.before, other.halts = self.position, self.before, self.halts.copy()
         return other
 
 
-def _halts(recorded: StepEvents) -> list[tuple[int, str]]:
+def _halts(recorded: StepEvents) -> deque[tuple[int, str]]:
     """Where something else than events happens, in order; the last step starts behind the marks at its position."""
     acting = [mark for mark in recorded.marks if mark[1] == EMPTY_CACHE or mark[1].startswith(DONE)]
-    return sorted([*acting, (recorded.start, _LAST_STEP)], key=lambda halt: (halt[0], halt[1] == _LAST_STEP))
+    return deque(sorted([*acting, (recorded.start, _LAST_STEP)], key=lambda halt: (halt[0], halt[1] == _LAST_STEP)))
 
 
 def repeated(recorded: StepEvents) -> StepEvents | None:

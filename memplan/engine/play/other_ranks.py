@@ -1,5 +1,7 @@
 """A play on another rank: of flat parameters each rank's optimizer steps on other pieces, and all else is the same."""
 
+from operator import itemgetter
+
 from memplan.engine.allocator.replay import ELSEWHERE, StepEvents
 from memplan.engine.parallel.fsdp1.flat_parameters import stepped_by
 from memplan.engine.play.optimizer import Optimizer, parts_of
@@ -38,7 +40,7 @@ def ran_ahead(played: StepEvents) -> StepEvents:
 
 def _end(played: StepEvents, start: int) -> int:
     """Behind the last event of the optimizer that begins here: those of storages that were not there before."""
-    before = max(number for number, _ in played.events[:start])
+    before = max(map(itemgetter(0), played.events[:start]))
     at = start
     while at < len(played.events) and played.events[at][0] > before:
         at += 1
