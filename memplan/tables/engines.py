@@ -2,6 +2,7 @@
 
 Read in wheels of vLLM 0.8.5 to 0.33.0, SGLang 0.4.6 to 0.5.23; vLLM's V0 by its logs. Between two rows: the earlier."""
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from memplan.errors import InvalidJob
@@ -197,6 +198,7 @@ def version_of(text: str) -> Version:
     return first, second, third
 
 
+@lru_cache(maxsize=256)
 def era_of(engine: str, version: str) -> Era:
     """The era of a version. Raises InvalidJob for one that is not modelled, with the range that is."""
     found, rows = version_of(version), [era for era in ERAS if era.engine == engine]

@@ -5,6 +5,7 @@ Read in trl 0.16 to 1.16 (generation/vllm_generation.py, trainer/grpo_config.py)
 NVIDIA-NeMo/RL@7ea279a (algorithms/grpo.py), inclusionAI/AReaL 1.0.4, ms-swift 4.5 (rlhf_trainers/rollout_mixin.py),
 unsloth_zoo 2026.10 (vllm_utils.py)."""
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from memplan.tables.trainer import version_key
@@ -244,6 +245,7 @@ PROCESS_MOST = 4 * 10**9
 """Of a node, for one process itself: interpreter, libraries and the driver's side of its context are 1 to 4 GB."""
 
 
+@lru_cache(maxsize=256)
 def generation_of(trainer: str, version: str = "") -> Generation:
     """The row of a trainer's version; the newest without one."""
     eras = [row for row in ROWS if row.trainer == trainer] or [

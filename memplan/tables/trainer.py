@@ -1,6 +1,7 @@
 """What a row of the trainer table says, in groups, and how its tables by method are read."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -274,8 +275,7 @@ class Trainer(NamedTuple):
 
     def can_be_told(self, key: str, value: Any, several: bool = False) -> bool:
         """Whether a switch has this value; of a mapping or several words, each of them."""
-        known = self.switches_over_several.get(key) if several else None
-        known = self.switches.get(key) if known is None else known
+        known = self.switches_over_several.get(key, self.switches.get(key)) if several else self.switches.get(key)
         parts = value if isinstance(value, (Mapping, list, tuple)) else (value,)
         return known is None or all(part in known for part in parts)
 
@@ -294,6 +294,7 @@ def names_method(names: tuple[str, ...], method: str) -> bool:
     return method in names or "*" in names
 
 
+@lru_cache(maxsize=256)
 def version_key(text: str) -> tuple[int, ...]:
     """'1.16.0' -> (1, 16, 0), for comparing eras; what is not a number ends the key."""
     return tuple(map(int, takewhile(str.isdecimal, text.split("."))))
