@@ -105,3 +105,9 @@ def test_a_variable_of_an_argument_is_given_as_the_argument() -> None:
     script = f"R=$1\n{LLAVA}lora_enable True --lora_r $R --lora_alpha $(($R * 2))"
     found = checked("a.sh", script, images=SQUARE)
     assert found.hint == 'set it: memplan check "bash a.sh …"'
+
+
+def test_sections_of_somebodys_own_are_not_torchtitans() -> None:
+    own = "[model]\nhidden = 512\n\n[training]\nbatch_size = 8\n"
+    assert checked("own.toml", own).fits == "error"
+    assert checked("a.sh", "torchrun --nproc_per_node 8 train.py --config own.toml").fits == "error"

@@ -67,9 +67,11 @@ HARMLESS = words(
 
 
 def recognise(document: Document) -> tuple[str, ...]:
-    """Its sections in TOML."""
-    own = {"training", "parallelism", "model"}
-    return ("training",) if document.form == "toml" and len(own & document.keys) >= 2 and own & {"training"} else ()
+    """Its sections in TOML; a trainer of somebody's own has ``[model]`` and ``[training]`` too, and names no flavor."""
+    keys, model = document.keys, document.settings.values.get("model")
+    told = {"parallelism", "job"} & keys or (isinstance(model, dict) and "flavor" in model)
+    found = document.form == "toml" and "training" in keys and {"parallelism", "model"} & keys and told
+    return ("training",) if found else ()
 
 
 def read(document: Document, draft: Draft) -> None:
