@@ -148,7 +148,7 @@ def test_every_candidate_is_what_resolve_makes_of_its_job() -> None:
 def test_no_way_is_faster_than_those_that_are_shown() -> None:
     """The first plan is the fastest of all that fit, priced one by one."""
     asked = question(
-        as_input({**rolling({**TRL, "model": "qwen2.5-1.5b", "gpu": "24GiB", "num_gpus": 2}), "global_batch_size": 8})
+        as_input({**rolling({**TRL, "model": "qwen2.5-0.5b", "gpu": "24GiB", "num_gpus": 2}), "global_batch_size": 8})
     )
     found = search(asked, 1)
     best = found.found.plans[0][0]

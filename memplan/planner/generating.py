@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from memplan.cost.generation import generating
 from memplan.cost.rates import EXPECTED, Device
+from memplan.engine.generation.figures import engine_figures
 from memplan.errors import MemplanError
 from memplan.models import load_model
 from memplan.planner.degrees import Keys, twos
@@ -202,10 +203,11 @@ class Generators:
 
 
 def useful(found: Sequence[tuple[Way, Recipe]], device: Device) -> list[tuple[Way, Recipe]]:
-    """Without those that hold not one sequence, and of the shares that are equally fast without the larger."""
+    """Without those that may not hold one sequence, and of the shares that are equally fast without the larger."""
+    certain = [each for each in found if not _may_fail(each[1])]
     best: dict[Hashable, float] = {}
     kept = []
-    for way, recipe in found:
+    for way, recipe in certain or found:
         took = generating(recipe, device, EXPECTED)
         others = {key: value for key, value in way.rollout.items() if key not in OF_SHARE}
         alike = (repr(others), way.offload, bool(way.models))
@@ -213,3 +215,9 @@ def useful(found: Sequence[tuple[Way, Recipe]], device: Device) -> list[tuple[Wa
             best[alike] = took.seconds
             kept.append((way, recipe))
     return kept
+
+
+def _may_fail(recipe: Recipe) -> bool:
+    """Whether the engine's start hangs on what is uncertain."""
+    of, gpu = recipe.generator, recipe.hardware.gpu
+    return of is not None and gpu is not None and of.engine != "hf" and engine_figures(of, gpu).may_fail

@@ -63,8 +63,10 @@ class Shares:
         return engine_figures(self.engine(hundredths), self.gpu).starts
 
     def least(self) -> int | None:
-        """The smallest that starts."""
-        return next((each for each in HUNDREDTHS if self.starts(each)), None)
+        """The smallest that starts, for certain where one does."""
+        some = [each for each in HUNDREDTHS if self.starts(each)]
+        certain = (each for each in some if not engine_figures(self.engine(each), self.gpu).may_fail)
+        return next(certain, next(iter(some), None))
 
     def every(self) -> int | None:
         """The smallest that holds every sequence that could run at once."""
