@@ -438,7 +438,8 @@ def test_an_engine_whose_cache_is_short_by_less_than_is_uncertain_may_start() ->
     found = report(**COLOCATED).engine
     assert found is not None
     tokens = found.kv_bytes // found.kv_bytes_per_token
-    assert told(int(0.99 * tokens))[0] == "yes"
+    assert told(tokens // 2)[0] == "yes"
+    assert told(int(0.99 * tokens)) == ("tight", "")  # a first compilation may take it
     fits, text = told(tokens + 2000)
     assert fits == "tight"
     assert "May not start on h100-80gb" in text
