@@ -48,7 +48,7 @@ def _peaks(recipe: Recipe) -> tuple[int, ...]:
 
 def everything(job: dict[str, Any]) -> list[tuple[float, int]]:
     """(seconds of an example, device bytes) of every combination of degrees that ``resolve`` lets through, whatever the
-    space has."""
+    space has; compiled where Liger has nothing, whose speed is taken to be the same (planner/axes.py)."""
     gpus, whole, found = job["num_gpus"], job["global_batch_size"], []
     device = question(read_job(job)).device
     for t, p, c in product(range(1, gpus + 1), repeat=3):
@@ -58,7 +58,7 @@ def everything(job: dict[str, Any]) -> list[tuple[float, int]]:
         heads = ("auto",) if t * p * c > 1 else ("auto", "selective", "chunked", "fused")
         each, rest = divmod(whole, gpus // (t * p * c))
         sizes = [] if rest else [size for size in range(1, each + 1) if each % size == 0]
-        fused: tuple[dict[str, Any], ...] = ({}, {"compile": True}, *([{"kernels": "liger"}] if t * p * c == 1 else []))
+        fused: tuple[dict[str, Any], ...] = ({}, {"kernels": "liger"} if t * p * c == 1 else {"compile": True})
         for size, again, head, how in product(sizes, (True, False) if p == 1 else (False,), heads, fused):
             keys = {**job, **degrees, **how, "batch_size": size, "reshard_after_forward": again, "loss_head": head}
             try:

@@ -183,6 +183,7 @@ def test_no_reference_holds_less_than_one_computed_before(
     keys |= {"lora": {"r": 8}} if reference == "adapter" else {}
     before, other = recipe(**{**keys, **LEANEST}), recipe(**{**keys, "reference": reference})
     assume(not stays_gathered(other))
+    assume(other.zero_stage < 3)  # another forward ends DeepSpeed's record: nothing more is fetched ahead
     free = Pricing(FREE)
     for one, two in ((before, other), (free.variants(before)[-1][1], free.variants(other)[-1][1])):
         assert peak(one).device.high <= peak(two).device.high

@@ -61,7 +61,7 @@ def test_each_end_of_the_table_is_one() -> None:
     assert started.starts
     below = estimate(job(gpu_memory_utilization=round(least.share - 0.01, 2)))
     assert below.engine is not None
-    assert not below.engine.starts
+    assert below.engine.may_fail or not below.engine.starts
     assert fits(gpu_memory_utilization=round(least.share - 0.01, 2)) != "yes", "by less than a profile run may be off"
     assert fits(gpu_memory_utilization=round(least.share - 0.05, 2)) == "no"
 

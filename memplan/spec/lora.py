@@ -116,7 +116,8 @@ class Lora(Frozen):
     trainable_token_indices: Annotated[
         tuple[tuple[str, Rows], ...], BeforeValidator(token_counts), PlainSerializer(dict), _MAPPING
     ] = ()
-    """Rows of the embedding (and an own head) trained: indices, or how many; of embed_tokens by default."""
+    """Rows of the embedding (and of a head of its own) that are trained: indices, or how many; of embed_tokens where no
+    module is named."""
 
 
 OTHER_NAMES = FIELDS | {"rank": "r", "lora_r": "r", "lora_rank": "r"}
