@@ -298,6 +298,15 @@ def test_the_trainer_s_adamw_is_fused_from_torch_2_8_on(pin: str, said: str, way
     assert check_file("train.yaml", {**CARD, "num_gpus": 1}).job["optimizer_impl"] == way
 
 
+@pytest.mark.parametrize(("optimizer", "way"), [("", "foreach"), ('"optimizer": {"type": "AdamW"}, ', "fused")])
+def test_deepspeed_s_optimizer_stands_in_place_of_the_trainer_s(optimizer: str, way: str) -> None:
+    keys = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset: d\ntemplate: qwen\ncutoff_len: 512\nbf16: true\n"
+    keys += "stage: sft\ndo_train: true\nfinetuning_type: full\noptim: adamw_torch\ndeepspeed: ds.json\n"
+    Path("train.yaml").write_text(keys)
+    Path("ds.json").write_text(f'{{{optimizer}"zero_optimization": {{"stage": 2}}, "bf16": {{"enabled": true}}}}')
+    assert check_file("train.yaml", {**CARD, "num_gpus": 2}).job["optimizer_impl"] == way
+
+
 def test_a_number_of_a_variable_that_a_script_leaves_empty_is_asked_for() -> None:
     Path("run.sh").write_text(
         'LENGTH="${LENGTH:-auto}"\nif [[ "$LENGTH" == auto ]]; then LENGTH=""; fi\n'

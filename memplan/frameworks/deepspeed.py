@@ -4,6 +4,7 @@ A key that is left out has DeepSpeed's own default, not ``auto``: buckets of 5e8
 Source: deepspeed 0.19 runtime/zero/config.py, runtime/config.py; transformers 5.23 integrations/deepspeed.py."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from memplan.frameworks.accelerate.write import write_deepspeed
@@ -138,7 +139,8 @@ def _dtype(keys: Keys) -> None:
 
 
 def _optimizer(keys: Keys) -> None:
-    """DeepSpeed's own optimizer, in place of the trainer's."""
+    """DeepSpeed's own optimizer, in place of the trainer's: of AdamW a fused one of its own, or PyTorch's
+    (deepspeed 0.19 runtime/engine.py: _configure_basic_optimizer)."""
     section = keys.section("optimizer")
     name = section.text("type")
     if name is None:
@@ -147,10 +149,13 @@ def _optimizer(keys: Keys) -> None:
     if found is None:
         section.warn("type", f"optimizer {name[:40]} is not modelled: adamw is counted in its place")
         found = "adamw"
-    for table in (keys.draft.values, keys.draft.origins):
-        table.pop("optimizer", None)
-        table.pop("optimizer_args", None)
+    for table, key in product(
+        (keys.draft.values, keys.draft.origins), ("optimizer", "optimizer_impl", "optimizer_args")
+    ):
+        table.pop(key, None)
     section.put("optimizer", found, "type")
+    if found == "adamw":
+        section.put("optimizer_impl", "foreach" if section.section("params").flag("torch_adam") else "fused", "type")
     put_inner(keys, "deepspeed", "ds_optimizer", True, "optimizer")
 
 

@@ -123,7 +123,7 @@ def _fused_by_default(draft: Draft) -> bool:
     given = {**draft.values, **draft.options}
     told = [draft.origins[key].kind for key in ("optimizer", "optimizer_impl") if key in draft.origins]
     chosen = FILE in told or {"optimizer", "optimizer_impl"} & draft.given or given.get("optimizer", "adamw") != "adamw"
-    if chosen or (given.get("deepspeed") or {}).get("ds_optimizer"):
+    if chosen or any(each.decides == "optimizer" for each in draft.unread):
         return False
     trainer = find_trainer(str(given.get("trainer", "transformers")), str(given.get("trainer_version") or ""))
     return bool(given.get("optimizer_impl", trainer.optimizer_impl) == "fused")
