@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InvalidJob, UsageError
-from memplan.lengths.batches import longest_assumed
+from memplan.lengths.collators import longest_assumed
 from memplan.lengths.longest import at_longest, with_lengths
 from memplan.models import load_model
 from memplan.remedies import cards, from_sft, remedies

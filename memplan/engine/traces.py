@@ -71,7 +71,7 @@ class LayerTrace(NamedTuple):
     """Saved tensors that wait on the host."""
     keeps_logits: bool = False
     """Its nodes hold what its router recorded."""
-    uses: tuple[Uses, Uses] = ({}, {})
+    uses: tuple[Uses, Uses] = (Uses(), Uses())
     """When its modules run forward, and back, where weights are gathered module by module."""
 
 
@@ -168,7 +168,7 @@ def layer_trace(
     del logits
     p.shared.clear()
     casts, forward = casts_of(tape), max(peaks_of(tape, "forward").values(), key=lambda alive: alive.size)
-    uses, node, dim = tape.uses(), y.node, y.dim
+    uses, node, dim = Uses(tape.uses()), y.node, y.dim
     held = [x] if style == "checkpoint" and away is None else []
     watched = weakref.ref(x.storage) if x.storage else None
     del x, y  # ``hidden_states = decoder_layer(hidden_states, …)``: from here on what nodes saved lives (LlamaModel)
@@ -186,10 +186,10 @@ def layer_trace(
         else _checkpoint(tape, frame, dim, itemsize, boundary if away is None else 0)
     )
     if style == "no-grad":
-        return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, {}))
+        return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, Uses()))
     if not to_the_end:
         return LayerTrace(
-            boundary, keeps_input, saved, casts, forward, {"": NOTHING} if node else {}, 0, uses=(uses, {})
+            boundary, keeps_input, saved, casts, forward, {"": NOTHING} if node else {}, 0, uses=(uses, Uses())
         )
     tape.category = "recomputation"
     if style == "reentrant":
@@ -218,7 +218,7 @@ def layer_trace(
         frame.run = lambda hollow: recompute(hollow, p, layer, back())
     host = away.host_bytes if away is not None else 0
     if node is None:
-        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host, uses=(uses, {}))
+        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host, uses=(uses, Uses()))
     tape.gradient_mode = gradients
     recomputed = peaks_of(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
@@ -227,7 +227,7 @@ def layer_trace(
     if read is not None:
         above[read[0]] = [Tensor(*read[1], None) if mode.router.stacked else tape.gradient(read[1], "router logits")]
     tape.backward(node, start, above)
-    backward, used = peaks_of(tape, "backward"), tape.uses()
+    backward, used = peaks_of(tape, "backward"), Uses(tape.uses())
     for worst in (recomputed or peaks_of(tape, "recompute")).values():
         if worst.size > backward.get("feed-forward", NOTHING).size:
             backward["feed-forward"] = worst

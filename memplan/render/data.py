@@ -2,8 +2,6 @@
 
 Rows as lines of a file that grows: CSV and JSON lines, written one by one, and read again to go on."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from json.encoder import encode_basestring
@@ -127,6 +125,9 @@ def line_of(form: str, columns: Sequence[str], row: Mapping[str, Any]) -> str:
 
 
 def _csv(cells: Sequence[Any]) -> str:
+    import csv
+    import io
+
     buffer = io.StringIO()
     # One row is one line, whatever its cells hold: a file that was cut off is whole up to its last line end.
     csv.writer(buffer, lineterminator="\n").writerow(

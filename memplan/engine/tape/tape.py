@@ -25,7 +25,7 @@ from memplan.tables.styles import Bucket, Fused, GradientMode, SavedBy, SharedCa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memplan.engine.tape.watched import Uses
+    from memplan.engine.tape.watched import Use
 
 
 _made = tuple.__new__  # of what ten thousand are made of: twice as fast as by its class
@@ -110,7 +110,7 @@ class Tape:
     def use(self, param: Param) -> None:
         """Note that the module of a parameter runs."""
 
-    def uses(self) -> Uses:
+    def uses(self) -> dict[tuple[bool, str], Use]:
         """When modules have run since it was asked last, if that is watched."""
         return {}
 

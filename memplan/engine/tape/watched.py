@@ -22,8 +22,11 @@ class Use(NamedTuple):
     """It is read anew when others have been since."""
 
 
-Uses = dict[tuple[bool, str], Use]
-"""By whether it is read back, and its name; what comes before all is ``DONE``'s."""
+class Uses(dict[tuple[bool, str], Use]):
+    """By whether it is read back, and its name; what comes before all is ``DONE``'s. Known by itself, to what
+    is computed of it once."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 class Watched(Tape):

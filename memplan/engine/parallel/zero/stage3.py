@@ -3,6 +3,7 @@
 deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from memplan.engine.critic import NAME as CRITIC
@@ -162,6 +163,7 @@ def _half(traced: TracedPass, point: str) -> Half:
     return plan.name, point == "forward", order
 
 
+@lru_cache(maxsize=4096)
 def beside(uses: Uses, found: Gathered, peak: int, itemsize: int) -> int:
     """Elements that come to a layer's ``peak`` bytes: what is gathered when it holds the most with them. Where nobody
     watched when modules run, or this one, its most at the peak."""
