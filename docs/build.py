@@ -18,6 +18,7 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -94,6 +95,15 @@ def rebuilt(text: str, language: str = "en") -> str:
     return BLOCK.sub(block, text)
 
 
+def files_of(name: str) -> dict[Path, str]:
+    """A page and its pictures made anew, by file; of a page that is not there nothing."""
+    path = ROOT / name
+    if not path.exists():
+        return {}
+    page = path.read_text(encoding="utf-8")
+    return {path: rebuilt(page, language_of(name)), **pictures_of(page, path)}
+
+
 def main() -> int:
     """Write the pages, or say which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,12 +111,10 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", help="these alone, by their paths in the checkout")
     arguments = parser.parse_args()
     check, stale = arguments.check, 0
-    for name in dict.fromkeys(arguments.pages or PAGES):
-        path = ROOT / name
-        if not path.exists():
-            continue
-        page = path.read_text(encoding="utf-8")
-        for file, after in {path: rebuilt(page, language_of(name)), **pictures_of(page, path)}.items():
+    with ThreadPoolExecutor(os.cpu_count()) as pages:  # the commands are processes of their own
+        each = [*pages.map(files_of, dict.fromkeys(arguments.pages or PAGES))]
+    for files in each:
+        for file, after in files.items():
             shown = file.relative_to(ROOT)
             before = file.read_text(encoding="utf-8") if file.exists() else ""
             if before == after:
