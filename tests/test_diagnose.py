@@ -203,6 +203,17 @@ def test_the_tensor_is_named_from_the_job() -> None:
     assert found[0].bytes == logits
 
 
+def test_a_job_without_a_card_had_the_one_that_the_message_tells_of() -> None:
+    job, text = read_target("llama-3.2-1b", {"method": "sft", "batch_size": 2}), TORCH_2.format(asked="20.00 MiB")
+    report = diagnose_job(text, job).report
+    assert report is not None
+    assert report.verdict is not None
+    assert report.verdict.usable_bytes == int(79.15 * GiB)
+    no_card = diagnose_job(text.replace("79.15 GiB", "8.00 MiB"), job).report
+    assert no_card is not None
+    assert no_card.verdict is None
+
+
 @pytest.mark.slow
 def test_a_longer_batch_is_solved_for_and_estimated_again() -> None:
     logits = 2 * 5000 * 128_256 * 4

@@ -14,7 +14,7 @@ from memplan.errors import UsageError
 from memplan.moments import phase_of
 from memplan.report import Remedy, Report
 from memplan.spec.reading import JobInput, with_changes
-from memplan.units import MiB, ceil_div, format_bytes
+from memplan.units import GiB, MiB, ceil_div, format_bytes
 
 LONGEST = 4_000_000
 """Characters of a log that are read: its end, where the error is."""
@@ -127,9 +127,13 @@ def diagnose(text: str, report: Report | None = None) -> Diagnosis:
 
 def diagnose_job(text: str, given: JobInput) -> Diagnosis:
     """The same with the job behind it; where the size tells of a longer batch than the job says, the changes are those
-    for that batch. Raises InvalidJob or ModelError as an estimate does."""
+    for that batch. A job that names no card had the one of which the message says the total. Raises InvalidJob or
+    ModelError as an estimate does."""
     report = estimate(given)
     found = diagnose(text, report)
+    total = found.message.capacity if found.message.place == "card" else None
+    if report.verdict is None and total is not None and total.bytes >= GiB:
+        return diagnose_job(text, with_changes(given, {"gpu": f"{total.bytes / GiB:.2f}GiB"}))
     longer = _longer(found, report)
     if not longer:
         remedies, words = job_remedies(given, report, found.message, found.place.phase)
