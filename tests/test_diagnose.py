@@ -18,7 +18,7 @@ from memplan.diagnose.readings import readings
 from memplan.diagnose.sizes import printed, tensor_of
 from memplan.errors import UsageError
 from memplan.jobs import read_target
-from memplan.units import GiB, MiB, round_up
+from memplan.units import GiB, MiB, parse_size, round_up
 
 TORCH_2 = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU 3 has a total capacity of 79.15 GiB of "
@@ -208,7 +208,7 @@ def test_a_job_without_a_card_had_the_one_that_the_message_tells_of() -> None:
     report = diagnose_job(text, job).report
     assert report is not None
     assert report.verdict is not None
-    assert report.verdict.usable_bytes == int(79.15 * GiB)
+    assert report.verdict.usable_bytes == parse_size("79.15GiB")
     no_card = diagnose_job(text.replace("79.15 GiB", "8.00 MiB"), job).report
     assert no_card is not None
     assert no_card.verdict is None
