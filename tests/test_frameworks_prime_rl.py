@@ -131,7 +131,7 @@ def test_adapters_on_every_linear(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "decides"),
     [("[trainer.model.vlm]\nx = 1", "lengths"), ('[trainer.model.quantization]\ntype = "fp8"', "precision"),
-     ("[trainer.model]\ndp_replicate = 2", "parallelism")],
+     ("[trainer.model]\ndp_replicate = 2", "parallelism"), ("[trainer.model.lora]\ntrain_lm_head = true", "adapters")],
 )  # fmt: skip
 def test_what_is_not_counted_is_unclear(tmp_path: Path, key: str, decides: str) -> None:
     found = read_toml(tmp_path, RL.replace("[trainer.optim]", f"{key}\n[trainer.optim]"))
@@ -181,6 +181,13 @@ def test_rows_of_several_samples_are_as_long_as_all(tmp_path: Path) -> None:
 def test_an_optimizer_counted_as_another(tmp_path: Path, name: str, above: bool) -> None:
     found = read_toml(tmp_path, RL.replace("[trainer.optim]", f'[trainer.optim]\ntype = "{name}"'))
     assert [each.above for each in found.unread if each.key == "trainer.optim.type"] == [above]
+
+
+def test_whole_logits_are_in_fp32_and_named_before_and_after_they_are_divided() -> None:
+    """Four of T × V × 4 bytes in the backward of the loss: both of these, and the gradients of both."""
+    job = {"model": "qwen3-0.6b", "method": "grpo", "trainer": "prime-rl", "sequence_length": 2048, "batch_size": 1}
+    found = estimate(job | {"loss_head": "log-softmax", "gpu": "h100-80gb", "rollout": {"engine": "none"}})
+    assert found.per_gpu.by_category["logits"] == pytest.approx(4 * 2048 * 151936 * 4, rel=0.01)
 
 
 def test_gpus_that_generate_do_not_train(tmp_path: Path) -> None:

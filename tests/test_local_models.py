@@ -126,8 +126,9 @@ def test_models_beside_the_trained_one_have_names_too() -> None:
     assert """--set 'extra_models=[{"role": "teacher", "model": """ in asked.hint
 
 
-def test_the_example_of_a_name_that_nobody_knows_is_of_its_size() -> None:
-    for name, typed in {"/models/Qwen3.6-27B": "qwen3.5-27b", "/models/mine-27b": "Qwen/Qwen2.5-7B"}.items():
+def test_the_example_of_a_name_that_nobody_knows_is_what_it_begins_with_or_of_its_size() -> None:
+    begins = {"/models/Qwen3-30B-A3B-merged-mind": "qwen3-30b-a3b", "/models/Qwen3.6-27B": "qwen3.5-27b"}
+    for name, typed in (begins | {"/models/mine-27b": "Qwen/Qwen2.5-7B"}).items():
         draft = Draft(values={"model": name})
         with pytest.raises(NotKnown) as error:
             settle_model(draft, {})

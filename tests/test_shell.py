@@ -101,6 +101,11 @@ def test_what_nobody_knows_stays_one_word_as_it_is_written(name: str) -> None:
         ("for m in a b; do run $m; done", ["run a"]),
         ("for i in {1..3}; do run $i; done\nfor ((j=5; j<9; j++)); do run $j; done", ["run 1", "run 5"]),
         ("while [ $# -gt 0 ]; do case $1 in --x) X=$2; shift;; esac; done\nrun ${X:-no}", ["run no"]),
+        (
+            'set -- --x=1 --y "a $Z"\nT=$(getopt -o x: --long x:,y: -- "$@")\neval set -- "$T"\n'
+            "while true; do case $1 in --x) X=$2; shift 2;; --y) Y=$2; shift 2;; --) break;; esac; done\nrun $X $Y",
+            ["run 1 a $Z"],
+        ),
         ('bash -c \'run a $B\'\nCMD="run b"\n$CMD\neval "$CMD c"', ["run a $B", "run b", "run b c"]),
         ("run a > log 2>&1 | tee x &\n( cd y; run b ) 2> /dev/null", ["run a", "run b"]),
         ("run a \\\n  --b 1 \\  \n  --c \\\n\nrun d", ["run a --b 1 --c", "run d"]),

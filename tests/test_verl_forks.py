@@ -413,3 +413,20 @@ def test_a_package_in_a_defaults_list_is_relative_to_its_config(tmp_path: Path) 
     found = of_program(Settings(str(tmp_path / "run.sh"), {}), "verl/trainer/main_ppo.py", "", "")
     assert found is not None
     assert found.values["actor_rollout_ref"]["actor"] == {"engine": {"depth": 3}, "ppo_mini_batch_size": 8}
+
+
+def test_an_actor_of_the_projects_own_that_copies_the_logits_is_unclear_where_it_is_asked_to(tmp_path: Path) -> None:
+    code = """class A:
+    def _forward_micro_batch(self, top):
+        log_probs = logprobs_from_logits(logits=logits_rmpad, labels=labels)
+        if top:
+            copies = logits_rmpad.expand(3, -1)
+            return logprobs_from_logits(logits_of_top, labels)
+"""
+    (tmp_path / "verl/workers/actor").mkdir(parents=True)
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "verl/workers/actor/dp_actor.py").write_text(code)
+    assert deciding(read(tmp_path, f"{RL} {A}soft=True")) == {}
+    assert deciding(read(tmp_path, f"{RL} {A}top=True")) == {f"{A}top": "loss"}
+    (tmp_path / "verl/workers/actor/dp_actor.py").write_text(code.replace("if top", "if self.use_remove_padding"))
+    assert deciding(read(tmp_path, RL)) == {f"{A}strategy": "loss"}

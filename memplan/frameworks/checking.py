@@ -17,11 +17,12 @@ from memplan.errors import (
     NoTraining,
     UsageError,
 )
-from memplan.frameworks.asking import MODEL, model_hint, of_another_family, one_hint, within_positions
+from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import UNTIL, NotKnown
 from memplan.frameworks.folders import is_training, launcher_alone
 from memplan.frameworks.larger import on_its_own, spread, unshared
+from memplan.frameworks.local_models import question
 from memplan.frameworks.reading import as_started, documents_of, framework_of, read_opened
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
@@ -142,8 +143,8 @@ def _check(
             found = answer(given)
             return (spread(given, answer) if found.fits == "unclear" else None) or found
         except ModelNotFound as error:  # with what else is asked for
-            asked = of_another_family(given.job.lora and given.job.lora.targets)
-            raise ModelNotFound(error.message, f"{error.hint}; or {model_hint([*given.unread, *asked])}") from None
+            like = question(given.job.model, given.job.lora and given.job.lora.targets, given.unread, options)
+            raise ModelNotFound(error.message, f"{error.hint}; or {like}") from None
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer) or unshared(error, path, given, answer)

@@ -3,7 +3,7 @@ their names, said aloud, or asked for."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -69,20 +69,26 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
         draft.origins["model"] = Origin(ASSUMED, f"{said}: {name[:80]} {why}")
     elif why:
         lora = draft.values.get("lora")
-        asked = of_another_family(lora.get("targets") if isinstance(lora, Mapping) else None)
-        unread = unanswered([*draft.unread, *asked], draft.options)
-        raise NotKnown(f"{said}: {name[:80]} {why}", model_hint(unread, _such_as(name)))
+        targets = lora.get("targets") if isinstance(lora, Mapping) else None
+        raise NotKnown(f"{said}: {name[:80]} {why}", question(name, targets, draft.unread, draft.options))
+
+
+def question(model: object, targets: object, unread: Iterable[Unread], options: Mapping[str, Any]) -> str:
+    """What is typed for a model that nobody gives, with what else is asked for and no option says."""
+    return model_hint(unanswered([*unread, *of_another_family(targets)], options), _such_as(str(model)))
 
 
 _SIZE = re.compile(r"\d+(?:\.\d+)?b\b")
 
 
 def _such_as(name: str) -> str:
-    """How a model is named, by the example of this size spelt most like it: a newer one often has an older's shape."""
+    """How a model is named, by the example that its name begins with, or the one of this size spelt most like it: a
+    newer one often has an older's shape."""
     last = name.rstrip("/").rpartition("/")[2].lower()
+    begun = [known for known in model_names() if re.match(rf"{re.escape(known)}(?![a-z\d])", last)]
     size = _SIZE.search(last)
     of_size = [known for known in model_names() if size and size.group() in _SIZE.findall(known)]
-    close = get_close_matches(last, of_size, 1, 0.8)
+    close = sorted(begun, key=len)[-1:] or get_close_matches(last, of_size, 1, 0.8)
     return MODEL.replace(SUCH["model"], f"--model {close[0]}") if close else MODEL
 
 

@@ -70,7 +70,8 @@ def head(
     if made_of == "scored":
         notes.assume("sft_term: counted before the log-probabilities; TRL makes it of scored tokens, later")
     _assume(job, trainer, name, notes)
-    keeps = trainer.logits.outputs_held and name in ("cross-entropy", "chunked-cross-entropy")
+    scaled = method.name in trainer.logits.rescaled and not without_logits
+    keeps = trainer.logits.outputs_held and (scaled or name in ("cross-entropy", "chunked-cross-entropy"))
     if job.hold_outputs is not None:
         if job.hold_outputs and not (name in INSIDE and method.name == "sft"):
             raise InvalidJob(f"hold_outputs: loss_head {name} leaves no logits in the outputs", "leave it out")

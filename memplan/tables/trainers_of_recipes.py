@@ -79,11 +79,12 @@ _PRIME_RL = Trainer(
     checkpointing=Checkpointing(on=True, from_first=True),
     parallelism=Parallelism("fsdp2", "fp32", reshards_root=True, sequence="gathered"),
     loss=Loss(heads={"sft": "cross-entropy", "*": "fused"}, router_term={"*": "unread"}, compiles_layers=True),
-    logits=Logits(fp32=("sft",), outputs_held=True),
+    logits=Logits(fp32=("sft", "grpo"), outputs_held=True, rescaled=("grpo",)),
     reference=Reference("none", by_method={"grpo": "none"}),
     switches={**VERL, "offload": ("activations",)},
     source="PrimeIntellect-ai/prime-rl@559b447 trainer/model.py: setup_fsdp, trainer/models/layers/lm_head.py: "
-    "_SequenceChunkedLogProbEntropyFn, cast_float_and_contiguous",
+    "_SequenceChunkedLogProbEntropyFn, cast_float_and_contiguous; trainer/rl/train.py (from 0.3) names logits before "
+    "and after they are divided; the log-softmax's own result, which compiled it does not keep, stands for one",
 )
 _PREFERENCES = ("dpo", "ipo", "kto", "cpo", "simpo", "orpo")
 _SWIFT_2 = Trainer(

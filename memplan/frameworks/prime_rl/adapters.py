@@ -37,6 +37,9 @@ def read_adapters(keys: Keys, said: set[str]) -> None:
         keys.bound(kept, f"{' and '.join(saved)}, trained in place, are counted with a copy", "adapters")
     if not all(name in saved or name.endswith("norm") for name in whole):
         keys.warn(kept, "modules trained whole beside adapters are not counted", "adapters")
+    for key in keys.settings.values:
+        if key.startswith(f"{at}.") and not keys.took(key) and keys.get(key):
+            keys.warn(key, "no setting of prime-rl's adapters that is known", "adapters")
     if (keys.whole(f"{TRAINER}max_concurrent_runs") or 1) > 1:
         keys.warn(f"{TRAINER}max_concurrent_runs", "adapters of several runs are counted as one's", "adapters")
 

@@ -139,8 +139,20 @@ def _unset(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: 
         of.variables.values.pop(word.text, None)
 
 
+_GETOPT = re.compile(rf"set -- {UNKNOWN}?(?:\$\(|`)\W*getopt\b")
+
+
 def _eval(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> str:
-    return of.quoted(Word(" ".join(word.text for word in words), words[0].line)) if words else ""
+    """``eval set -- "$(getopt … -- "$@")"`` puts a value after its option, and ``--`` behind them all."""
+    text = " ".join(word.text for word in words)
+    if not _GETOPT.match(text):
+        return of.quoted(Word(text, words[0].line)) if words else ""
+    if of.variables.arguments is not None:
+        texts = [value.text for value in of.variables.arguments]
+        parts = [text.split("=", 1) if text.startswith("--") else [text] for text in texts]
+        notes = frozenset(of.variables.used)
+        of.variables.arguments = [Value(part, None, notes) for group in parts for part in group] + [Value("--")]
+    return ""
 
 
 def _source(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> str:

@@ -16,6 +16,7 @@ from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.verl.asking import VerlKeys, gpus, settled
 from memplan.frameworks.verl.batch import KL, lengths_of, reference_key, update_batch
 from memplan.frameworks.verl.easyr1 import as_verl
+from memplan.frameworks.verl.forks import critic_in_code, own_head
 from memplan.frameworks.verl.fsdp import read_switches, ulysses
 from memplan.frameworks.verl.keys import ACTOR, DEFAULTS, LIKE_GRPO, METHODS, MODEL, OLD_SFT, ROLLOUT
 from memplan.frameworks.verl.keys import SFT as NEW_SFT
@@ -26,7 +27,7 @@ from memplan.frameworks.verl.reward import read_reward
 from memplan.frameworks.verl.rollout import read_rollout
 from memplan.frameworks.verl.sft import read_old_sft, read_sft
 from memplan.frameworks.verl.source import EASY, ENGINE, RL, SFT, Given, given, marks
-from memplan.frameworks.verl.versions import changed, code_beside, critic_in_code, version_of
+from memplan.frameworks.verl.versions import changed, code_beside, version_of
 from memplan.frameworks.verl.write import write
 from memplan.spec.reading import MOST_NAMED, Unread
 from memplan.tables.trainer import version_key
@@ -208,6 +209,7 @@ def _close(keys: Keys) -> None:
                 strange.append(key)
         elif kind == "bearing" and not off:
             keys.warn(key)
+    _own_head(keys, strange)
     if strange:
         more = f" and {len(strange) - MOST_NAMED} more" if len(strange) > MOST_NAMED else ""
         names = ", ".join(key[:60] for key in strange[:MOST_NAMED])
@@ -215,6 +217,20 @@ def _close(keys: Keys) -> None:
             f"{keys.settings.where(strange[0])}: no settings of {keys.framework.label} that are known, and none that "
             f"memory feels by their names: {names}{more}"
         )
+
+
+def _own_head(keys: Keys, strange: list[str]) -> None:
+    """What a fork's own actor makes of the logits, of a setting that nobody else knows or whatever is said."""
+    if keys.draft.facts.get("verl trainer") or keys.draft.values.get("method") == "sft":
+        return
+    named = {key.rpartition(".")[2]: key for key in strange}
+    if "context_parallel" in keys.draft.values:
+        named["use_ulysses_sp"] = f"{ACTOR}ulysses_sequence_parallel_size"
+    where, asked = own_head(keys.settings.path, named)
+    if where:
+        strange[:] = [key for key in strange if key != named.get(asked)]
+        key = named.get(asked, f"{ACTOR}strategy")
+        keys.draft.warn(key, keys.settings.where(key), f"{where}, makes more of the logits than verl does", "loss")
 
 
 OF_A_GROUP = {

@@ -63,22 +63,6 @@ def code_beside(path: str) -> str:
     return f"{major}.{int(minor) + (1 if unreleased and int(patch or 0) else 0)}"
 
 
-_CRITIC = re.compile(r"self\.use_critic = (True|False)")
-
-
-def critic_in_code(path: str, estimator: str) -> bool | None:
-    """Whether the trainer of the verl that lies in the project has a critic for an estimator, of those that its
-    conditions name (trainer/ppo/ray_trainer.py, to 0.5); None where it does not say."""
-    place = found_at(path, "verl/trainer/ppo/ray_trainer.py")
-    parts = _CRITIC.split(place.read_text(encoding="utf-8", errors="replace")) if place else []
-    word = "[-_]?".join(map(re.escape, re.split("[-_]", estimator)))
-    name = re.compile(rf"(?i)(?:Estimator\.|[\"']){word}\b")
-    for before, critic in zip(parts[::2], parts[1::2], strict=False):
-        if name.search(before[before.rfind("if ") :]):
-            return critic == "True"
-    return None
-
-
 def version_of(given: Given, code: str = "") -> str:
     """The oldest version that has every setting of the file, or the newest that lacks what it adds by a plus; the
     newest where nothing tells. ``code``: the version that lies in the project, which may be a later one."""
