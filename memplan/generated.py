@@ -40,6 +40,12 @@ class Engine:
     may_fail: bool = False
     """It does as expected, and by no more than is uncertain."""
 
+    @property
+    def doubt(self) -> str:
+        """Why it may not start, where it does as expected."""
+        held = f"a cache of {self.kv_tokens:,} tokens holds the longest sequence as expected, and may not at worst"
+        return held if self.may_fail else ""
+
 
 def as_engine(of: Generator, found: Figures) -> Engine:
     """The figures as a report has them."""

@@ -211,8 +211,7 @@ class Card:
     usable_bytes: int
     headroom_bytes: int
     fits: str
-    gpus_needed: int | None = None
-    """GPUs that do it with ZeRO-3, where one does not; None where the count tried does not do either."""
+    gpus_needed: int | None = None  # with ZeRO-3, where one does not; None where the count tried does not do either
     lacks: str = ""  # bf16, where the job runs in it and the card's matmuls do not; flash attention, where it asks
 
 
@@ -233,10 +232,8 @@ class Report:
     verdict: Verdict | None
     remedies: Sequence[Remedy] = ()
     cards: Sequence[Card] = ()
-    from_sft: Sequence[Step] = ()
-    """For preference methods: the peak as a difference from supervised fine-tuning."""
-    engine: Engine | None = None
-    """What generates beside the trainer, or alone; null where nothing is counted."""
+    from_sft: Sequence[Step] = ()  # for preference methods: the peak as a difference from supervised fine-tuning
+    engine: Engine | None = None  # what generates beside the trainer, or alone; null where nothing is counted
     shares: Sequence[Share] = ()
     """Shares of the card that the engine could have, from the least that starts; empty where none generates."""
     processes: tuple[Process, ...] = ()
@@ -249,8 +246,13 @@ class Report:
     warnings: tuple[str, ...] = ()
     unclear: str = ""
     """What decides memory and is not understood of a framework's file: the figures are those without it."""
-    recipe: Recipe | None = field(default=None, repr=False, compare=False)
-    """What it was computed from; not part of the JSON."""
+    recipe: Recipe | None = field(default=None, repr=False, compare=False)  # computed from it; no part of the JSON
+
+    @property
+    def engine_doubt(self) -> str:
+        """Why the engine may not start, where that alone makes the verdict tight."""
+        alone = self.verdict is not None and self.verdict.fits == "tight" and not self.verdict.missing_bytes
+        return self.engine.doubt if self.engine is not None and alone else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON, as plain dicts, lists, numbers and strings."""

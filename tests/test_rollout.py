@@ -405,6 +405,16 @@ def test_ray_s_object_store_makes_a_node_tight() -> None:
     assert "Tight on the nodes:" in words(report(**OFFLOADED | {"gpu": None, "cluster": nodes, "phases": "sync"}))
 
 
+def test_where_only_the_start_is_uncertain_the_first_line_says_so() -> None:
+    job = {"model": "qwen2.5-7b", "method": "grpo", "trainer": "trl", "gpu": "a100-80gb", "num_gpus": 4}
+    found = estimate(job | {"sharding": "zero3", "rollout": {"engine": "vllm"}})
+    assert words(found).startswith("May not start on a100-80gb")
+    assert "To be sure, cheapest changes:" in words(found)
+    known = estimate(job | {"sharding": "zero3", "rollout": {"engine": "vllm", "max_model_len": 4096}})
+    assert known.engine is not None
+    assert (known.engine_doubt, known.engine.doubt) == ("", "")
+
+
 def test_a_reference_that_waits_on_the_host_is_page_locked() -> None:
     """verl's in fp32: FSDP2's shards each in a block; FSDP1's units, with a gradient's buffer beside each."""
     job = VERL | {"model": "qwen2.5-0.5b", "num_gpus": 2, "reference": "offloaded"}

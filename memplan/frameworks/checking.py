@@ -229,14 +229,15 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         where = f"{deciding[0].where}: " if deciding else where
     else:
         engine, stays = report.engine, "may not" if verdict.fits == "tight" else "does not"
-        reason = f"the engine {stays} start: {engine.why}" if engine and not engine.starts else f"{needs}, {left}"
+        why = engine.why if engine and not engine.starts else report.engine_doubt
+        reason = f"the engine {stays} start: {why}" if why else f"{needs}, {left}"
         hint = engine.hint if engine and not engine.starts else ""
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}{f'; {report.lengths.words}' if report.lengths else ''}"
     line, _ = placed(where, path)
     remedy, write = "", tuple[str, ...]()
-    if advise and (not hint if report.unclear else report.verdict.fits == "no"):
+    if advise and (not hint if report.unclear else verdict.fits == "no" or report.engine_doubt):
         from memplan.frameworks.own_words.words import first_remedy  # which files that fit never load
 
         remedy, write = first_remedy(given, report)

@@ -26,6 +26,8 @@ def verdict_words(report: Report, verdict: Verdict) -> str:
     if engine is not None and not engine.starts:
         what = "Does not start" if verdict.fits == "no" else "May not start"
         return f"{what} on {verdict.gpu}: {engine.name} {engine.version}: {engine.why}"
+    if engine is not None and report.engine_doubt:
+        return f"May not start on {verdict.gpu}: {engine.name} {engine.version}: {report.engine_doubt}"
     at = _crossing(report, verdict) if verdict.fits in ("no", "tight") else fullest(report)
     if at is None or len(at.processes) == 1:
         return ""

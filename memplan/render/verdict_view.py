@@ -62,7 +62,8 @@ def _changes(report: Report, verdict: Verdict, width: int) -> Iterator[Block]:
     remedies = tuple(report.remedies)
     if any(remedy.fits == "yes" for remedy in remedies):
         heads = {"no": "Cheapest changes:", "unclear": "Counted from above it fits with, cheapest first:"}
-        yield Prose(heads.get(verdict.fits, "To keep the margin, cheapest changes:"))
+        tight = "To keep the margin, cheapest changes:" if verdict.missing_bytes else "To be sure, cheapest changes:"
+        yield Prose(heads.get(verdict.fits, tight))
     else:
         count = report.job.get("num_gpus", 1)
         nearest = " Nearest comes:" if remedies else " More GPUs or larger ones may be needed."

@@ -167,10 +167,9 @@ def _vllm(keys: Keys, method: str) -> None:
         keys.warn("vllm_mode", "neither server nor colocate", "engine")
     if not mode and not served and any(keys.has(key) for key in SERVER):
         put(keys, "placement", "separate", next(key for key in SERVER if keys.has(key)))
-    old = next((key for key in OLD if keys.has(key)), "")
     if keys.has("vllm_device"):
         keys.draft.finishers["vllm device"] = partial(_device, keys)
-    elif old and not mode and not served:
+    elif not mode and not served and (old := next((key for key in OLD if keys.has(key)), "")):
         put(keys, "placement", "separate", old)
     if mode != "server" and not served:
         read_fields(keys, VLLM)
