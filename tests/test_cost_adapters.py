@@ -59,9 +59,10 @@ def test_in_megatron_adapters_of_experts_are_grouped_products() -> None:
 
 def test_unsloths_adapters_are_added_by_their_own_product() -> None:
     """Which reads and writes each element of what a linear gives (4 bytes); PEFT's writes its own, scales it and adds
-    it (12)."""
+    it (12). Its adapters' matrices are cast to what comes in, where PEFT's in fp32 have that cast to them (12)."""
     keys: dict[str, Any] = {"model": "llama-3.1-8b", "trainer": "trl", "precision": "bf16"}
     keys |= {"lora": {"r": 16, "dropout": 0, "targets": "all-linear"}}
     plain, unsloth = (recipe(**keys, kernels=kernels) for kernels in ("none", "unsloth"))
     moved = [shape_of(each, model_work(each.model)).adapted_moves for each in (plain, unsloth)]
-    assert moved[0] - moved[1] == 8 * (3 * 4096 + 2 * 1024 + 2 * 14336)  # of one layer
+    came, gone = 6 * 4096 + 14336, 3 * 4096 + 2 * 1024 + 2 * 14336  # of one layer
+    assert moved[0] - moved[1] == 8 * gone + 12 * came

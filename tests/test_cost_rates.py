@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from memplan.clusters import load_clusters
 from memplan.cost import card, seconds
+from memplan.cost.fitting import PUBLISHED, spread
+from memplan.cost.links import links
 from memplan.cost.passes import FLASH_BACKWARD, layers_pass
 from memplan.cost.peak import slowest
 from memplan.cost.products import Layout, extents, product_seconds
 from memplan.cost.rates import EXPECTED, FP8, flash_seconds
 from memplan.cost.shape import shape_of
 from memplan.cost.step import step
+from memplan.cost.traffic import tensor_parallel
 from memplan.cost.work import model_work
 from memplan.errors import MemplanError
 from memplan.gpus import find_gpu
@@ -306,3 +309,19 @@ def test_all_wait_for_the_slowest_card(cards: int, times: float) -> None:
     found = slowest(H100, cards)
     assert H100.products / found.products == pytest.approx(times, abs=0.001)
     assert (found.memory, found.link, found.bus) == (H100.memory, H100.link, H100.bus)
+
+
+def test_torchs_gathers_along_the_sequence_write_what_came_anew() -> None:
+    """Two of a layer's forward, each with its scatter: read and written."""
+    of = recipe(trainer="pytorch", num_gpus=8, tensor_parallel=8, sharding="fsdp2")
+    known, over = model_work(of.model), links(H100, EXPECTED)
+    slow, fast = (tensor_parallel(of, known, over, memory) for memory in (1e12, float("inf")))
+    assert slow - fast == pytest.approx(32 * 2 * 4 * (2 * 4096 * 4096 * of.numerics.itemsize) / 1e12)
+
+
+def test_what_completions_take_is_less_sure_than_what_training_does() -> None:
+    """Nobody knows how long they will be, and all wait for the longest."""
+    rollout = {"engine": "vllm", "group_size": 8, "prompt_length": 512, "completion_length": 3584}
+    plain = recipe(num_gpus=8, sharding="fsdp2")
+    online = recipe(num_gpus=8, sharding="fsdp2", method="grpo", trainer="verl", rollout=rollout)
+    assert spread(online, H100, PUBLISHED) > spread(plain, H100, PUBLISHED) + 0.1

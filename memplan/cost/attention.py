@@ -30,6 +30,9 @@ OTHER_MASKED = MASKED["8.0"]
 MASKED_BACKWARD = 2.5 * 31.14 / 12.39
 """Its backward against its forward: five products against two, at 12.4 of 31.1 TFLOP/s (Dao-AILab/flash-attention#416;
 pytorch/pytorch#101847: 268 GFLOP in 4.085 ms, 66 TFLOP/s beside those 178)."""
+MASKED_BROAD = 7031.8 / (2 * 3090.0)
+"""How much longer a FLOP of its forward takes at heads of 256 than of 128, whose output no longer stays in registers
+(the same table; nobody published such a backward)."""
 MASKED_WIDE, MASKED_WIDE_BACKWARD = 13157.7 / 3090.0, 1282.3 / 423.7
 """How much longer either takes in fp32, which no other fused kernel has (facebookresearch/xformers#587, A100)."""
 

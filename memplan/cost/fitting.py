@@ -23,6 +23,9 @@ NOISE, COUNTS_AS = 0.12, 4
 UNSEEN = 0.2
 """The same between tables of many machines and trainers: with it 59 of the 65 speeds that were drawn last lie in the
 band that was given before anything was looked at (docs/accuracy.md)."""
+GENERATED = 0.6
+"""Standard deviation of the logarithm of a generation's seconds, assumed: completions end when they will, and all wait
+for the longest."""
 TIMES = 8
 """Rounds until the solution stays."""
 FARTHEST = 0.7
@@ -91,7 +94,8 @@ def fit(runs: Sequence[Run], gpu: str, on: Device) -> Fitted:
 def spread(recipe: Recipe, on: Device, by: Calibration) -> float:
     """How far a speed's logarithm may be off either way, 90 times in 100: by what the job feels of unsure factors, and
     by what no factor explains. ``on``: the card as it was measured."""
-    variance = by.noise**2
+    whole = step(recipe, on, EXPECTED)
+    variance = by.noise**2 + (GENERATED * whole.generation / whole.seconds) ** 2
     if by.covariance:
         slopes = _slopes(recipe, on, [0.0] * len(FACTORS))
         variance += sum(
@@ -103,7 +107,7 @@ def spread(recipe: Recipe, on: Device, by: Calibration) -> float:
 def _logarithm(recipe: Recipe, on: Device, theta: Vector) -> float:
     """Of the step's seconds where the factors are multiplied by these."""
     compute, host, link, network = map(exp, theta)
-    there = on.with_factors(compute, on.host * host, on.near * link, on.far * network)
+    there = on.with_factors(compute, host, link, network)
     return log(step(recipe, there, EXPECTED).seconds)
 
 

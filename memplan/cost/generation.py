@@ -8,7 +8,7 @@ shared by its completions (prefix caching, vLLM V1's and SGLang's default). Igno
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.cost.links import NOWHERE, gather, group, links, reduce
+from memplan.cost.links import NOWHERE, Group, gather, group, links, reduce
 from memplan.cost.rates import Device, Rates, flash_seconds, on_host, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
@@ -66,7 +66,7 @@ def generating(recipe: Recipe, device: Device, rates: Rates) -> Generating:
     try:
         if of.engine == "hf":
             return _by_policy(recipe, of, device, rates)
-        found = _by_engine(of, gpu, device, rates)
+        found = _by_engine(of, gpu, recipe.hardware.gpus_per_node, device, rates)
     except InvalidJob:
         return NONE
     overlapped = of.separate and generation_of(recipe.trainer.name).overlaps
@@ -74,7 +74,7 @@ def generating(recipe: Recipe, device: Device, rates: Rates) -> Generating:
 
 
 @lru_cache(maxsize=4096)
-def _by_engine(of: Generator, gpu: Gpu, device: Device, rates: Rates) -> Generating:
+def _by_engine(of: Generator, gpu: Gpu, near: int, device: Device, rates: Rates) -> Generating:
     """vLLM's and SGLang's."""
     figures, cache, work = engine_figures(of, gpu), layout(of), model_work(of.model)
     length = of.prompt_length + of.completion_length
@@ -83,7 +83,8 @@ def _by_engine(of: Generator, gpu: Gpu, device: Device, rates: Rates) -> Generat
     at_once = max(1.0, min(float(most), held))
     steps = of.completion_length * max(1.0, of.rows / at_once)
     read = figures.weights * _visited(work, at_once) + at_once * cache.request(length - of.completion_length // 2)
-    step = decode_seconds(work, read, at_once, of.tensor_parallel, of.itemsize, device, rates)
+    ranks = group(of.tensor_parallel, 1, near)
+    step = decode_seconds(work, read, at_once, ranks, of.itemsize, device, rates)
     each = step + (_issued(work, rates) if of.eager else 0.0) + SCHEDULING
     prompts = ceil_div(of.rows, of.group) * of.prompt_length
     return Generating(
@@ -96,12 +97,12 @@ def _by_engine(of: Generator, gpu: Gpu, device: Device, rates: Rates) -> Generat
 
 
 def decode_seconds(
-    work: ModelWork, read: float, sequences: float, ranks: int, itemsize: int, device: Device, rates: Rates
+    work: ModelWork, read: float, sequences: float, ranks: Group, itemsize: int, device: Device, rates: Rates
 ) -> float:
     """One token of each sequence, on one card of ``ranks``; ``read``: bytes of it that every step reads."""
     memory = read / (device.memory * rates.memory)
     rate = products_rate(device, rates, itemsize)
-    compute = 2 * sequences * _elements(work) / ranks / rate
+    compute = 2 * sequences * _elements(work) / ranks.size / rate
     return max(memory, compute) + _reduced(work, sequences, ranks, itemsize, device, rates)
 
 
@@ -131,17 +132,15 @@ def _visited(work: ModelWork, sequences: float) -> float:
     return 1 - unread / stored if stored else 1.0
 
 
-def _reduced(work: ModelWork, sequences: float, ranks: int, itemsize: int, device: Device, rates: Rates) -> float:
+def _reduced(work: ModelWork, sequences: float, of: Group, itemsize: int, device: Device, rates: Rates) -> float:
     """Two all-reduces a layer over the tensor-parallel ranks."""
-    if ranks == 1:
-        return 0.0
-    over, of = links(device, rates, NOWHERE), group(ranks, 1, ranks)
+    over = links(device, rates, NOWHERE)
     return sum(2 * count * reduce(sequences * each.width * itemsize, of, over) for count, each in work.layers)
 
 
 def _issued(work: ModelWork, rates: Rates) -> float:
     """What the host needs to issue a forward's kernels one by one, without CUDA graphs."""
-    return sum(count * each.kernels for count, each in work.layers) * rates.launch
+    return sum(count * each.kernels[0] for count, each in work.layers) * rates.launch
 
 
 def _by_policy(recipe: Recipe, of: Generator, device: Device, rates: Rates) -> Generating:
@@ -154,7 +153,7 @@ def _by_policy(recipe: Recipe, of: Generator, device: Device, rates: Rates) -> G
     cache = of.rows * token * (length - of.completion_length / 2)
     weights = spec.params.total * of.itemsize
     read = weights * _visited(work, of.rows) + CATENATED * cache
-    each = max(decode_seconds(work, read, of.rows, 1, of.itemsize, device, rates), _issued(work, rates))
+    each = max(decode_seconds(work, read, of.rows, Group(1, 1), of.itemsize, device, rates), _issued(work, rates))
     over, data = links(device, rates, recipe.hardware.cluster), recipe.parallel.data
     whole = gather(weights, group(data, 1, recipe.hardware.gpus_per_node), over) if data > 1 else 0.0
     each += whole if recipe.sharding.name in ("fsdp", "fsdp2") else 0.0

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from memplan.cost.rates import Rates
 from memplan.cost.work import Work
 
-FUSED_KERNELS = 0.5
-"""Kernels that fused layers issue against the plain ones."""
 BACKWARD_KERNELS = 1.0
 """Time to issue a backward's kernels against a forward's: twice as many, from C++ and not from Python."""
 ADAPTER_KERNELS = 8
@@ -24,7 +22,7 @@ EAGER_KERNELS = 5
 """Of eager attention beside the one of a fused kernel (counted on transformers 5.24's Llama)."""
 CHECKPOINT = 100e-6
 """Seconds of one checkpointed unit: generator states kept and set again, the graph walked, in Python."""
-PACKED, PACKED_KERNELS, PACKED_ADAPTER = 0.65, 1.1, 26 / 7
+PACKED, PACKED_ADAPTER = 0.65, 26 / 7
 """``Rates.launch`` of a hook in Python around one saved tensor, which a checkpoint that is not reentrant calls in the
 forward, in what is made again and in the backward (torch 2.13 utils/checkpoint.py: _checkpoint_hook,
 _recomputation_hook); such tensors by kernels of a plain layer, and by adapters (38 and 64 of transformers' Llama,
@@ -90,14 +88,14 @@ class Host(NamedTuple):
 def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     """One layer's."""
     linears = of.linears
-    kernels = each.kernels * (FUSED_KERNELS if of.fused else 1.0) + of.experts + ADAPTER_KERNELS * of.adapted
+    kernels = each.kernels[of.fused] + of.experts + ADAPTER_KERNELS * of.adapted
     kernels += RING_KERNELS * (of.ring - 1) + (EAGER_KERNELS if of.eager else 0)
     kernels += QUANTISED_KERNELS.get(of.quantised.split("-")[0], 0) * linears
     issued = kernels * rates.launch
     if of.megatron:
         issued += (MODULES + (MIXTURE_MODULES if each.routed else 0) + ENGINE_LINEAR * linears) * rates.module
     own = of.looped * (1 + EXPERT_LINEARS)
-    saved = PACKED * rates.launch * of.packed * (PACKED_KERNELS * each.kernels + PACKED_ADAPTER * of.adapted)
+    saved = PACKED * rates.launch * of.packed * (each.kernels[0] + PACKED_ADAPTER * of.adapted)
     hooked = (MODULES + linears + own + 3 * of.adapted) * rates.hook if of.gathers else 0.0
     reduced = (linears + of.looped * EXPERT_LINEARS) * rates.hook if of.reduces else 0.0
     forward = issued + hooked + saved

@@ -8,7 +8,8 @@ rank, a tree every rank of a node and the logarithm of the nodes. Ignored: topol
 from math import ceil, log2
 from typing import NamedTuple
 
-from memplan.cost.rates import GIGA, Device, Rates
+from memplan.cost.machines import GIGA
+from memplan.cost.rates import Device, Rates
 from memplan.spec.gpu import Cluster
 
 NOWHERE = Cluster()

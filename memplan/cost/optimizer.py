@@ -1,6 +1,7 @@
 """Seconds of the optimizer's step: bytes of gradients, weights and states, through the card's memory or the host's."""
 
-from memplan.cost.rates import HOST_STEP, Device, Rates, products_rate
+from memplan.cost.machines import HOST_STEP
+from memplan.cost.rates import Device, Rates, products_rate
 from memplan.cost.traffic import Sizes, copies_of_experts
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.tensors import count, model_weights

@@ -8,7 +8,14 @@ from math import ceil
 from typing import NamedTuple
 
 from memplan.cost.again import Forward, again
-from memplan.cost.attention import MASKED_BACKWARD, MASKED_WIDE, MASKED_WIDE_BACKWARD, NATIVE_PROLOGUE
+from memplan.cost.attention import (
+    MASKED_BACKWARD,
+    MASKED_BROAD,
+    MASKED_WIDE,
+    MASKED_WIDE_BACKWARD,
+    NATIVE_PROLOGUE,
+    WIDTH,
+)
 from memplan.cost.host import Issued, host_of
 from memplan.cost.products import Layout, merged, product_seconds, products
 from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
@@ -220,7 +227,7 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
     if own:
         seconds = max(seconds, flash_seconds(flop, 0.0, device.native_limit, device, rates))
     if slow:
-        seconds /= device.masked
+        seconds *= (MASKED_BROAD if each.per_pair > 4 * WIDTH * each.heads else 1.0) / device.masked
         if shape.wide:
             seconds, behind = seconds * MASKED_WIDE, behind * MASKED_WIDE_BACKWARD / MASKED_WIDE
     if shape.attention != "eager" or not each.per_pair:

@@ -19,9 +19,10 @@ from memplan.cost.attention import (
     SLOW,
     products_of,
 )
+from memplan.cost.machines import GIGA, bus, host_of
 from memplan.spec.gpu import Gpu
 
-GIGA, TERA = 10**9, 10**12
+TERA = 10**12
 MAMF = "stas00/ml-engineering@744d01e compute/accelerator/README.md: Maximum Achievable Matmul FLOPS, BF16"
 
 PRODUCTS: dict[str, float] = {
@@ -98,10 +99,12 @@ class Rates(NamedTuple):
     host_link: float
     """The same through the host (PCIe without peer-to-peer): both copies share the bus."""
     launch: float
-    """Seconds that the host needs to issue one kernel from Python, its module's and its views' share included: 15 µs
-    where no graph is recorded, of the 21.4 ms and some 1,430 kernels of a token of Llama 2 7B, eager on an A100
-    (Lightning-AI/lightning-thunder@e6aa1e003 examples/lit-gpt/README.md: 46.7 tokens/s); a quarter more where one is
-    (transformers' Llama, timed). 5 to 25 are told (jiahuanglin.xyz, From PyTorch op to kernel launch)."""
+    """Seconds that the host of an A100 needs to issue one kernel from Python, its module's and its views' share
+    included: 22.5 µs where no graph is recorded, the middle of three by tokens of Llama 2 7B, eager: 32.3 ms and some
+    1,430 kernels of Lit-GPT (Lightning-AI/litgpt@4839345 tutorials/resource-tables.md: 30.97 tokens/s), 39.2 and 1,650
+    of gpt-fast (pytorch.org, Accelerating Generative AI with PyTorch II: 25.5), 21.4 and 1,430 on another machine
+    (Lightning-AI/lightning-thunder@e6aa1e003 examples/lit-gpt/README.md: 46.7). A quarter more where one is
+    (transformers' Llama, timed)."""
     contention: float
     """Of communication that computation hides, the share that it costs all the same, as it takes multiprocessors,
     memory and power: computation is 18.9 % slower beside it, and both in turn 10.2 % slower than both at once
@@ -110,7 +113,7 @@ class Rates(NamedTuple):
     """Seconds of DeepSpeed's hooks in Python around a module's pass, or of a parameter's gradient. Assumed, with
     Qwen's README in view (2.2 s for 8 short micro-steps of 1.8B in stage 3 on one card)."""
     module: float
-    """Of one of Megatron's modules: its own linear's forward takes 74 µs of an x86 host, Transformer Engine's 115
+    """Of one of Megatron's modules: its own linear's forward takes 74 µs of an H100's host, Transformer Engine's 115
     (NVIDIA/TransformerEngine#1191), whatever the product."""
     overlap: float
     """Share of the backward, and of the forward where weights are gathered, behind which communication can hide."""
@@ -118,21 +121,7 @@ class Rates(NamedTuple):
     """Times that NCCL's own latencies (``links``) are met."""
 
 
-EXPECTED = Rates(1.6, 0.985, 150.0, 0.82, 0.75, 0.45, 19e-6, 0.6, 200e-6, 74e-6, 0.85, 1.0)
-
-BUS: dict[str, float] = {
-    **dict.fromkeys(("6.0", "6.1", "7.0", "7.5"), 15.75),
-    **dict.fromkeys(("9.0", "10.0", "10.3", "12.0", "gfx942", "gfx950", "gaudi3"), 63.0),
-}
-OTHER_BUS, CHIP, REACHED = 31.5, 450.0, 0.8
-"""GB/s each way between a card and its host: PCIe 3, 5 and 4, 16 lanes; of Grace's own link (NVLink-C2C); and what is
-reached of it with pinned memory: 25 of 31.5."""
-CHIPS = ("gh200-", "gb200-", "gb300-")
-"""Cards on a board with their host."""
-HOST_STEP = 34 * GIGA
-"""Bytes per second at which the CPU optimizers of a node step, all its cards' together: 3.1e9 elements of Qwen2.5-3B in
-3.08 s on a host of 128 cores under the usual launch (deepspeedai/DeepSpeed#7474), at the 34 bytes that each reads and
-writes; 72B on 4 nodes in 10 s (#6834) is 61, a bound launch 44."""
+EXPECTED = Rates(1.6, 0.985, 150.0, 0.82, 0.75, 0.45, 28e-6, 0.6, 200e-6, 120e-6, 0.85, 1.0)
 
 
 class Device(NamedTuple):
@@ -162,12 +151,12 @@ class Device(NamedTuple):
     """Multiprocessors; 0 where tiles do not wait for one another."""
     native_limit: float = 0.0
     """Of ``native_attention`` with the widest heads, exponentials and all; 0 without such kernels."""
-    bus: float = OTHER_BUS * REACHED * GIGA
+    bus: float = 0.0
     """Bytes/s one way to the host's pinned memory."""
     assumed: str = ""
     """What had to be assumed of it, in words."""
     host: float = 1.0
-    """Times that the host's own seconds are met (``Calibration``)."""
+    """Times that an A100's host's seconds are met, as it is (``SERVER``) and was measured (``Calibration``)."""
     near: float = 1.0
     """The same of collectives within a node."""
     far: float = 1.0
@@ -188,7 +177,9 @@ class Device(NamedTuple):
 
     def with_factors(self, compute: float, host: float, link: float, network: float) -> "Device":
         """As it was measured: seconds of the published rates, so many times (``Calibration.factors``)."""
-        return self.slower(compute)._replace(memory=self.memory / compute, host=host, near=link, far=network)
+        return self.slower(compute)._replace(
+            memory=self.memory / compute, host=self.host * host, near=self.near * link, far=self.far * network
+        )
 
 
 WIDE, WIDE_AMPERE, WIDE_TURING = 1 / 15, 0.19, 1 / 8
@@ -243,8 +234,9 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         1.0 if PRODUCTS_OF.get(kind.name, 1.0) < AT_LIMIT else SUSTAINED_OF.get(kind.name, kept_by_kin),
         UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
         speed * TERA * NATIVE_LIMIT.get(kind.architecture, 0.0),
-        (CHIP if kind.name.startswith(CHIPS) else BUS.get(kind.architecture, OTHER_BUS)) * REACHED * GIGA,
+        bus(kind),
         assumed,
+        host=host_of(kind),
         masked=MASKED.get(kind.architecture, OTHER_MASKED),
     )
 

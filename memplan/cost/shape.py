@@ -173,8 +173,10 @@ def without_training(shape: Shape) -> Shape:
 
 
 def _adapter_itemsize(recipe: Recipe, adapter: Adapter) -> int:
-    """Of what adapters compute in."""
-    return FP32 if adapter.itemsize == FP32 and not recipe.numerics.autocast else HALF
+    """Of what adapters compute in; kernels that have their own cast their matrices to what comes in (unsloth 2026.8
+    kernels/utils.py: matmul_lora)."""
+    plain = adapter.itemsize == FP32 and not recipe.numerics.autocast
+    return FP32 if plain and recipe.operators.kernels.adapters not in FUSED_OUT else HALF
 
 
 def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
@@ -182,10 +184,12 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
     adapter = recipe.adapter
     assert adapter is not None
     linears, elements, moved, weighed = 0, 0.0, 0.0, 0.0
-    wide = _adapter_itemsize(recipe, adapter)
-    after = FUSED_OUT.get(recipe.operators.kernels.adapters, WIDE_OUT if wide > HALF else ADAPTED_OUT)
+    wide, own = _adapter_itemsize(recipe, adapter), recipe.operators.kernels.adapters
+    after = FUSED_OUT.get(own, WIDE_OUT if wide > HALF else ADAPTED_OUT)
     after += DORA_OUT * wide if adapter.dora else 0.0
-    before = WIDE_IN if wide > HALF else ADAPTED_IN + (WIDENED if adapter.itemsize > HALF else 0.0)
+    before = (
+        WIDE_IN if wide > HALF else ADAPTED_IN + (WIDENED if adapter.itemsize > HALF and own not in FUSED_OUT else 0.0)
+    )
     before += 2 * adapter.itemsize + MASK if adapter.dropout else 0.0
     for run in recipe.model.runs:
         for linear in () if run.layer.unadapted else run.layer.linears:

@@ -138,7 +138,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     forward = trained.forward * share + head.forward + copied
     backward = (trained.backward + trained.again) * share + head.backward + joined
     backward += adding_seconds(recipe, sizes, device, rates)
-    activations = _activations(recipe, work, trained, over, rates) * share
+    activations = _activations(recipe, work, trained, over, device, rates) * share
     hidden = rates.overlap if data.hides else 0.0
     scored = [_scored(recipe, *each, rows, (head is not NO_HEAD) / share, device, rates) for each in scoring]
     others = share * _other_passes(recipe, work, trained, head.forward / share, data.forward, scored, device, rates)
@@ -181,11 +181,11 @@ def _waited(sent: float, beside: float, rates: Rates) -> float:
     return sent - covered + rates.contention * covered
 
 
-def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, rates: Rates) -> float:
+def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, device: Device, rates: Rates) -> float:
     """Exposed seconds of communication that activations cause in one micro-step: tensor and expert parallelism wait in
     forward, backward and where forward is made again; a ring of keys and values runs beside attention."""
     times = 2 + (trained.again / trained.forward if trained.forward else 0)
-    tensor = tensor_parallel(recipe, work, over)
+    tensor = tensor_parallel(recipe, work, over, device.memory * rates.memory)
     if recipe.trainer.megatron and recipe.megatron.tp_comm_overlap:
         beside = _waited(tensor, rates.overlap * trained.products, rates._replace(contention=COPIED))
         tensor = beside + tensor * UNSPLIT

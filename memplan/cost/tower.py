@@ -5,7 +5,7 @@ patch embedding, adapters of the tower itself but for the gradients that pass to
 from memplan.cost.passes import Head, layers_pass
 from memplan.cost.rates import Device, Rates, products_rate
 from memplan.cost.shape import Shape, without_training
-from memplan.cost.work import ACTIVATION, ACTIVATION_FUSED, LAYER_KERNELS, ModelWork, Product, Work, norm_bytes
+from memplan.cost.work import ACTIVATION, ACTIVATION_FUSED, ModelWork, Product, Work, kernels, norm_bytes
 from memplan.spec.recipe import Recipe
 from memplan.spec.vision import Block, Tower
 
@@ -72,7 +72,7 @@ def block_work(block: Block) -> Work:
         between=norm_bytes(block.norms, width),
         activated=(inner * ACTIVATION, inner * ACTIVATION_FUSED),
         flow=float(sum(each.inputs + each.outputs for each in products)),
-        kernels=LAYER_KERNELS + len(products),
+        kernels=kernels(block.norms, len(products), turned=False),
         width=width,
         keys=2 * heads * attention.head_dim,
         heads=heads,

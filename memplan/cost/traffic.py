@@ -28,6 +28,10 @@ FLEXIBLE = 0.89 / EXPECTED.link
 to 45.8 to others (deepseek-ai/DeepEP@dd758ca README.md, docs/legacy.md: 90, 61, 58 and 51 with what stays)."""
 
 
+COPIED = 4.0
+"""Bytes moved for each that a gather and a scatter write anew: read and written, twice."""
+
+
 class Sizes(NamedTuple):
     """Elements on one rank of a (tensor, pipeline, expert) part, before data parallelism splits them."""
 
@@ -148,19 +152,22 @@ def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float
     return Data(once, again + (each if every else 0), 0, 0 if every else each, 0, hides=True)
 
 
-def tensor_parallel(recipe: Recipe, work: ModelWork, over: Links) -> float:
+def tensor_parallel(recipe: Recipe, work: ModelWork, over: Links, memory: float) -> float:
     """One forward's all-reduces over all layers of one micro-batch: after the mixer and after a dense feed-forward or
-    shared experts. The tokens of a mixture stay divided along the sequence, and go to their experts so."""
+    shared experts. The tokens of a mixture stay divided along the sequence, and go to their experts so. torch's own
+    gathers and scatters along the sequence, which is no tensor's first dimension, write all of it anew (torch 2.13
+    distributed/_functional_collectives.py: all_gather_tensor, reduce_scatter_tensor). ``memory``: bytes a second."""
     degrees = recipe.parallel
     if degrees.tensor == 1:
         return 0.0
     of = group(degrees.tensor, 1, recipe.hardware.gpus_per_node)
-    tokens = recipe.rows * recipe.batch.sequence_length / degrees.context
+    each = recipe.rows * recipe.batch.sequence_length / degrees.context * recipe.numerics.itemsize
+    copied = COPIED / memory if degrees.sequence and not recipe.trainer.megatron else 0.0
     return sum(
-        (sum(one.by_rows for one in each.products) if each.routed and degrees.sequence else 2)
+        (sum(one.by_rows for one in layer.products) if layer.routed and degrees.sequence else 2)
         * count
-        * reduce(tokens * each.width * recipe.numerics.itemsize, of, over)
-        for count, each in work.layers
+        * (reduce(each * layer.width, of, over) + each * layer.width * copied)
+        for count, layer in work.layers
     )
 
 

@@ -40,8 +40,8 @@ class Work(NamedTuple):
     """The same of activations, which tensor parallelism divides."""
     flow: float
     """Elements per token that go into and come out of matmuls."""
-    kernels: int
-    """Operations that the host issues for a forward in eager mode."""
+    kernels: tuple[int, int]
+    """Operations that the host issues for a forward in eager mode: single operations, and fused."""
     width: int
     """Elements per token between layers."""
     keys: int
@@ -97,9 +97,10 @@ each of a routed token's output: weighted bias, sum, joined again (Megatron-LM@d
 weighted_bias_quick_geglu_impl; transformer/moe/experts.py: _apply_bias)."""
 ROUTE = 12.0
 """Of each element of a routed token: gathered, weighted, summed."""
-LAYER_KERNELS = 24
-"""Of norms, sums, reshapes and rotations of a plain layer, beside one for each linear (counted on transformers 5.23's
-Llama in a trace)."""
+RMS_KERNELS, TURN_KERNELS, LAYER_KERNELS = 8, 10, 5
+"""Of an RMS norm's single operations, of rotations, and of the rest of a layer beside one for each linear: two sums,
+activation, product, attention (transformers 5.23's Llama, Qwen3 and GPT-NeoX in a trace: 38, 54 and 23 but for copies;
+backward 71, 103 and 40). Fused, each norm and the rotations are one, and the activation with its product."""
 EXPERT_KERNELS = 20
 """Of routing: top-k, sort, gather, scatter."""
 
@@ -141,7 +142,7 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         dispatched=experts.active * layer.width * ROUTE if experts else 0.0,
         left=left,
         flow=flow,
-        kernels=LAYER_KERNELS + len(layer.linears) + (EXPERT_KERNELS if experts else 0),
+        kernels=kernels(norms, len(layer.linears) + (EXPERT_KERNELS if experts else 0), turned > 0),
         width=layer.width,
         keys=keys,
         heads=heads,
@@ -154,11 +155,20 @@ def work(layer: Layer, bidirectional: bool) -> Work:
 
 def norm_bytes(norms: Sequence[Norm], width: int, dropped: int = 0) -> tuple[float, float]:
     """(single operations, fused) of a layer's norms, its two sums and so many dropouts of what is added."""
-    normed = sum(
-        norm.width * (RMS if norm.kind.startswith("rms") or "wide" in norm.kind else LAYER_NORM) for norm in norms
-    )
+    normed = sum(norm.width * (RMS if _is_wide(norm) else LAYER_NORM) for norm in norms)
     fused = sum(norm.width for norm in norms) * NORM_FUSED + width * (2 * SUM_FUSED + dropped * DROPPED_FUSED)
     return normed + width * (2 * SUM + dropped * DROPPED), fused
+
+
+def kernels(norms: Sequence[Norm], others: int, turned: bool) -> tuple[int, int]:
+    """(single operations, fused) of a layer, with so many ``others``."""
+    single = sum(RMS_KERNELS if _is_wide(norm) else 1 for norm in norms) + turned * TURN_KERNELS
+    return single + others + LAYER_KERNELS, len(norms) + turned + others + LAYER_KERNELS - 1
+
+
+def _is_wide(norm: Norm) -> bool:
+    """Single operations in fp32."""
+    return norm.kind.startswith("rms") or "wide" in norm.kind
 
 
 def _products(layer: Layer) -> Iterator[Product]:
