@@ -52,15 +52,18 @@ OTHER_SUSTAINED = 0.9
 SUSTAINED_OF: dict[str, float] = {"rtx-4090-24gb": 1.0, "h20-96gb": 1.0, "h20-141gb": 1.0}
 """Of cards: a 4090 draws at most 400 of its 450 W while it fine-tunes (AnswerDotAI/fsdp_qlora@23fafdf); an H20 has a
 seventh of an H100's products for 400 of its 700 W."""
-TABLE = "zzc0721/torch-performance-test-data@0785868 database.md: the best of 1,024 to 10,240, PyTorch 2.4 to 2.8"
+TABLE = "zzc0721/torch-performance-test-data@9d82827 database.md: the best of 1,024 to 10,240, PyTorch 2.4 to 2.8"
 PRODUCTS_OF: dict[str, float] = {
     "rtx-3090-24gb": 1.08, "rtx-4090-24gb": 1.0, "rtx-5090-32gb": 1.13, "rtx-pro-6000-96gb": 0.83, "l40s-48gb": 0.74,
     "rtx-6000-ada-48gb": 0.74, "rtx-a6000-48gb": 0.79, "a10-24gb": 0.62, "h20-96gb": 0.95, "h20-141gb": 0.95,
+    "l4-24gb": 0.586, "l20-48gb": 0.955, "rtx-a4000-16gb": 0.82, "rtx-a2000-12gb": 1.16, "h100-pcie-80gb": 0.656,
+    "t4-16gb": 0.645, "v100-16gb": 0.76, "v100-32gb": 0.76, "ascend-910b-64gb": 0.985,
 }  # fmt: skip
 """The same of cards whose clock is not the specification's, by ``TABLE`` (3090: 76.5 TFLOP/s, 4090: 165, 5090: 236,
-L40S: 269 of 362, A6000: 123 of 155, H20: 141): GeForce's boost goes beyond what they are specified by, workstations'
-and small servers' cards reach their power limit before. RTX 6000 Ada: as the L40S, of the same chip. A10: 78 of 125 at
-147 of 150 W, its clock at 1,110 of 1,650 MHz (a public probe of cuBLAS at 8,192)."""
+L40S: 269 of 362, A6000: 123 of 155, H20: 141, L4: 71 of 121, H100 PCIe: 496 of 756, T4: 42 of 65): GeForce's boost goes
+beyond what they are specified by, workstations' and small servers' cards reach their power limit before. RTX 6000 Ada:
+as the L40S, of the same chip. A10: 78 of 125 at 147 of 150 W, its clock at 1,110 of 1,650 MHz (a public probe of cuBLAS
+at 8,192)."""
 AT_LIMIT = 0.85
 """Of these shares, from which down a card was measured at its power limit: it keeps that rate."""
 GEFORCE = 1.05
