@@ -259,6 +259,10 @@ def test_scores_are_kept_by_head_query_and_key() -> None:
     assert kept(attention="eager", megatron={"attention_dropout": 0.1}) - eager == 3 * scores
 
 
+def test_hidden_dropout_keeps_a_byte_an_element_of_each_branch() -> None:
+    assert kept(megatron={"hidden_dropout": 0.1}) - kept() == 2 * T * H
+
+
 def test_a_length_that_no_softmax_kernel_takes_is_kept_in_fp32_too() -> None:
     others = kept(attention="eager", sequence_length=1024) - 2 * HEADS * 1024**2
     assert kept(attention="eager", sequence_length=1023) == 6 * HEADS * 1023**2 + others * 1023 // 1024

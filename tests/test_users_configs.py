@@ -7,6 +7,8 @@ import pytest
 from framework_cases import TORCHTITAN
 
 from memplan.frameworks.checking import Checked, check_file
+from memplan.frameworks.documents import open_document
+from memplan.frameworks.parts import parts
 
 CARD = {"gpu": "80GB", "num_gpus": 8}
 PROGRAM = """\
@@ -111,3 +113,63 @@ def test_sections_of_somebodys_own_are_not_torchtitans() -> None:
     own = "[model]\nhidden = 512\n\n[training]\nbatch_size = 8\n"
     assert checked("own.toml", own).fits == "error"
     assert checked("a.sh", "torchrun --nproc_per_node 8 train.py --config own.toml").fits == "error"
+
+
+SHAPE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1 --vocab-size 512"
+
+
+def test_a_program_of_any_name_is_megatrons_by_its_arguments() -> None:
+    found = checked("a.sh", f"torchrun --nproc_per_node 8 own_pretrain.py {SHAPE} --hidden-dropout 0 --bf16")
+    assert (found.fits, found.job["trainer"], found.job["model"]["n_layer"]) == ("yes", "megatron", 2), found.text
+    assert checked("b.sh", f"python own.py {SHAPE.replace('--seq-length 64', '')}").fits == "error"
+
+
+def test_images_beside_a_model_of_text_are_no_training_of_that_model() -> None:
+    plain = LLAVA.replace("Qwen/Qwen2.5-0.5B", "/x/other-qwen2.5-0.5b").replace("--version plain --", "")
+    found = checked("a.sh", f"{plain} --image_folder data", images=SQUARE)
+    assert (found.fits, "image_folder (model)" in found.text) == ("unclear", True), found.text
+    assert "image_folder (model)" not in checked("b.sh", plain, images=SQUARE).text
+
+
+def test_a_program_that_only_writes_a_config_trains_nothing() -> None:
+    Path("c.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nbf16: true\nper_device_train_batch_size: 1\n")
+    Path("set.py").write_text("import argparse, re\nimport yaml\n")
+    script = "python set.py --config_path c.yaml\naccelerate launch --num_processes 8 dpo.py --config c.yaml"
+    Path("a.sh").write_text(script)
+    assert len(parts(open_document("a.sh"))) == 1
+    Path("set.py").write_text("import subprocess\n")
+    assert len(parts(open_document("a.sh"))) == 2
+
+
+def test_layers_that_attend_to_a_tower_at_rest_are_checkpointed_reentrant() -> None:
+    own = "model_name_or_path: meta-llama/Llama-3.2-11B-Vision-Instruct\nstage: sft\ntemplate: mllama\nbf16: true\n"
+    config = f"{own}cutoff_len: 512\nper_device_train_batch_size: 1\nfinetuning_type: lora\nlora_target: all\n"
+    images = {"per_example": 1, "width": 448, "height": 448}
+    assert checked("rests.yaml", config, images=images).fits == "yes"
+    found = checked("trained.yaml", f"{config}freeze_vision_tower: false\n", images=images)
+    assert "torch refuses" in found.text
+
+
+LOOP = """\
+sizes=(64 128)
+for i in ${!sizes[@]}; do
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size ${sizes[$i]} --num-attention-heads 4 \\
+    --seq-length 64 --micro-batch-size 1 --global-batch-size $(($N * 2)) --bf16 --recompute-activations \\
+    --recompute-granularity full --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt
+done
+"""
+
+
+def test_what_megatron_makes_of_its_arguments() -> None:
+    job = checked("a.sh", LOOP).job
+    assert (job["model"]["n_embd"], job["model"]["vocab_size"]) == (64, 50257)
+    assert (job["gradient_checkpointing"], job["gradient_accumulation_steps"]) == ("selective", 2)
+    assert job["megatron"]["hidden_dropout"] == 0.1
+
+
+def test_experts_with_biases_and_none_that_all_share() -> None:
+    experts = "--num-experts 4 --moe-ffn-hidden-size 64 --swiglu --add-qkv-bias --hidden-dropout 0 --bf16"
+    found = checked("a.sh", f"torchrun --nproc_per_node 8 pretrain_gpt.py {SHAPE} {experts}")
+    assert (found.fits, found.job["model"]["n_shared_experts"]) == ("yes", 0), found.text
+    own = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SHAPE} --swiglu --hidden-dim-multiplier 1.3 --bf16"
+    assert "hidden_dim_multiplier (model)" in checked("b.sh", own).text

@@ -64,12 +64,12 @@ def deepseek_layers(family: Family, config: Config) -> list[FeedForward]:
     if config.keys.get("num_experts") is not None:  # replaces n_routed_experts in the classes that know both
         count = config.integer("num_experts")
     active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
-    wide = f * config.integer("n_shared_experts" if "n_shared_experts" in config.defaults else "num_shared_experts")
+    name = "n_shared_experts" if "n_shared_experts" in config.defaults else "num_shared_experts"
     sparse = FeedForward(
         intermediate=f,
         activation=activation(family, config),
         experts=make_experts(config, count, active, f, sigmoid_routing(config, count)),
-        shared=shared_experts(config, wide),
+        shared=shared_experts(config, f * config.integer(name, smallest=0)),
     )
     return first_dense(config, gated(family, config, config.integer("intermediate_size")), sparse)
 

@@ -22,7 +22,7 @@ SUBJECTS: Mapping[str, str] = {
     "attention": r"attn|attention|flash|sdpa|kernel|liger|xformers|unsloth",
     "optimizer": r"^optim(?!_\w*beta)|optim(izer)?$|adam_8bit|paged|master_weight",
     "model": r"model_(name|path|type|id|size|family)|pretrained|hidden_size|num_(hidden_)?layers|vocab_size|backbone"
-    r"|tower|resize_\w*embed|expert|_weights?_(path|file)$",
+    r"|tower|resize_\w*embed|expert|_weights?_(path|file)$|hidden_dim|dim_multiplier|multiple_of$",
     "loss": r"logits|cross_entropy|ce_loss|loss_(chunk|fn|func|impl)|fused_\w*loss|lm_head|distill|teacher"
     r"|label_smooth",
 }

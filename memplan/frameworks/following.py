@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,6 +119,22 @@ def own_loop(path: str, program: str) -> str:
         return ""
     found = None if _TRAINER.search(document.text) else _BACKWARD.search(document.text)
     return f"{document.path}, line {document.text.count(chr(10), 0, found.start()) + 1}" if found else ""
+
+
+_IMPORTS = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)|import[ \t]+([\w., \t]+))", re.MULTILINE)
+_STARTS = re.compile(r"\bos\.(?:system|exec|spawn|popen)|\b(?:exec|__import__)\(")
+_PLAIN = ({*sys.stdlib_module_names} - {"subprocess", "runpy", "importlib", "multiprocessing", "pty"}) | {"yaml"}
+
+
+def trains_nothing(path: str, program: str) -> bool:
+    """Whether a program that lies here has the standard library and YAML alone, and starts no other."""
+    name = program_at(path, program) if program else ""
+    here = found_at(path, name) if name else None
+    if here is None:
+        return False
+    text = here.read_text("utf-8", "replace")
+    names = (part.split()[0] for found in _IMPORTS.findall(text) for part in "".join(found).split(",") if part.strip())
+    return not _STARTS.search(text) and all(each.partition(".")[0] in _PLAIN for each in names)
 
 
 WITHOUT = "add --without program, if its own settings are those of its command"

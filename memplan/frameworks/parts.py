@@ -13,7 +13,7 @@ from memplan.errors import InvalidJob, UsageError
 from memplan.frameworks import hosted, hydra
 from memplan.frameworks.base import Framework
 from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import open_reference, open_written
+from memplan.frameworks.following import open_reference, open_written, trains_nothing
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.programs import reader as python
 from memplan.frameworks.registry import recognise
@@ -82,7 +82,7 @@ def _alone(document: Document, command: Command) -> Document:
 def _trains(part: Document) -> bool:
     """Whether a command starts a training that is known, or one that cannot be read."""
     launch = next(launches(part), None)
-    if launch is None or is_other(launch):
+    if launch is None or is_other(launch) or trains_nothing(part.path, launch.program):
         return False
     try:
         row, _ = whose(part)

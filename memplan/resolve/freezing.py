@@ -74,6 +74,12 @@ def _with_resting_tower(job: Job, trainer: Trainer, spec: ModelSpec, notes: Note
     return spec.but(frozen=frozenset((TOWER, PROJECTOR)))
 
 
+def tower_rests(spec: ModelSpec) -> bool:
+    """Whether nothing of the tower and its projector is trained, nor adapted."""
+    resting = spec.frozen | (spec.tower.unadapted - spec.tower.trained if spec.tower else frozenset())
+    return {TOWER, PROJECTOR} <= resting
+
+
 def _mixes(job: Job, trainer: Trainer, notes: Notes) -> bool:
     """Whether frozen weights have another dtype than trained ones: DeepSpeed casts both."""
     zero = job.zero_stage is not None or (job.sharding or "").startswith("zero")

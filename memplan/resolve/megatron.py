@@ -85,7 +85,7 @@ def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: 
     kind = "fused attention" if job.attention != "eager" else "scores that are kept, of which little is measured"
     notes.assume(
         f"{trainer.title}: layers of Transformer Engine 2.11 in megatron-core 0.14 to 0.16, {kind}, dropout "
-        f"{settings.attention_dropout if job.attention == 'eager' else 0:g}"
+        f"{max(settings.hidden_dropout, settings.attention_dropout if job.attention == 'eager' else 0):g}"
     )
     if any(getattr(mixer, "style", "") == "sinks" for mixer in spec.mixers) and job.attention != "eager":
         notes.assume("attention: sinks within the fused kernel (TransformerEngine 2.8 with cuDNN 9.13 and later)")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from memplan.errors import InvalidJob
 from memplan.resolve.classes import check_checkpoints
+from memplan.resolve.freezing import tower_rests
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split
@@ -135,14 +136,16 @@ def _reentrant(
     key, given = "gradient_checkpointing_reentrant", job.gradient_checkpointing_reentrant
     able = checkpointing and spec.task == "causal" and not again.policy and not again.counts
     if able and (given or (trainer.checkpointing.reentrant and not notes.is_given(key))):
-        _check_shared_states(spec, again)
+        rests = trainer.models.freezes_tower and job.lora is None and not notes.is_given("freeze")
+        _check_shared_states(spec, again, rests or tower_rests(spec))
     if notes.is_given(key) or not trainer.checkpointing.reentrant or not able:
         return notes.plain(key, given)
     return notes.fill(key, True, "trainer", f"transformers before 5 asks for it, beside this {trainer.title}")
 
 
-def _check_shared_states(spec: ModelSpec, again: Recompute) -> None:
-    """Raise InvalidJob where several layers read one tensor with a graph: each checkpoint's backward would run it."""
+def _check_shared_states(spec: ModelSpec, again: Recompute, rests: bool) -> None:
+    """Raise InvalidJob where several layers read one tensor with a graph: each checkpoint's backward would run it.
+    What a tower that ``rests`` makes has none."""
     if again.is_partial and any(getattr(mixer, "reads", "") for mixer in spec.mixers):
         raise InvalidJob(
             f"gradient_checkpointing_reentrant: true cannot run {spec.family} with some of its layers checkpointed: "
@@ -150,7 +153,7 @@ def _check_shared_states(spec: ModelSpec, again: Recompute) -> None:
             "time",
             "use gradient_checkpointing_reentrant: false, or gradient_checkpointing: full",
         )
-    if any(mixer.kind == "image-cross" for mixer in spec.mixers):
+    if not rests and any(mixer.kind == "image-cross" for mixer in spec.mixers):
         raise InvalidJob(
             f"gradient_checkpointing_reentrant: true cannot run {spec.family} with images: each of its layers that "
             "attend to them would run the backward of its tower, which torch refuses the second time",

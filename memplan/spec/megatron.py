@@ -108,6 +108,8 @@ class Megatron(Frozen):
     """FP8 copies of weights are made anew in each micro-batch."""
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Of attention that makes its scores (attention: eager): more than 0 keeps a mask and what is left, too."""
+    hidden_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of what each branch of a layer adds to the residual stream: more than 0 keeps a mask."""
     bias_swiglu_fusion: bool = True
     apply_rope_fusion: bool = True
     """Rotations in one kernel; false: PyTorch's operations, which keep as much and take longer."""

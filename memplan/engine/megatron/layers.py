@@ -180,6 +180,9 @@ def layer_steps(s: Shape, layer: Layer) -> Steps:
         steps += mixture(s, part, part.experts)
     elif part is not None:
         steps += dense(s, part)
+    if s.settings.hidden_dropout:  # fusions/fused_bias_dropout.py: a byte an element of what a branch adds
+        masks = Held("dropout masks", "branches·t·h", ((mixer is not None) + (part is not None), s.local, s.hidden))
+        steps[-1] = steps[-1]._replace(kept=(*steps[-1].kept, masks))
     return tuple(steps)
 
 

@@ -12,6 +12,7 @@ from memplan.frameworks.hugging_face.dialect import Dialect, read_adapter, read_
 from memplan.frameworks.hugging_face.dialect_names import HARMLESS, NAMES
 from memplan.frameworks.hugging_face.towers import PARTS, reads_text_alone, side_of, together
 from memplan.frameworks.image_bounds import SIDE, fill_with_images, one_of_area, room_of
+from memplan.frameworks.local_models import alike
 
 
 def read_dialect(dialect: Dialect) -> None:
@@ -176,10 +177,12 @@ UNKNOWN = "unknown"
 
 
 def _sees(dialect: Dialect) -> str:
-    """A key of the file that only a model with a tower has."""
+    """A key of the file that only a model with a tower has, or that says where images are."""
     keys = dialect.keys
     meanings = [f"{kind}-{part}" for part, _ in FROZEN[1:] for kind in ("freeze", "tune")]
-    names = [name for meaning in (*meanings, "pixels", "square", "parts") for name in dialect.names(meaning)]
+    names = [name for meaning in (*meanings, "pixels", "square", "parts") for name in dialect.names(meaning)] + [
+        "image_folder"
+    ]
     return next((name for name in names if keys.has(name)), "")
 
 
@@ -211,12 +214,14 @@ def read_model(dialect: Dialect) -> None:
         keys.put("model", pair, name)
     elif name and not given:
         keys.put("model", words[0], name)
-    blind = given and not pair and reads_text_alone(keys.draft.options.get("model"))
+    key = _sees(dialect)
+    named = keys.draft.options.get("model") if given else key and (alike(words[0]) or words[0])
+    blind = not pair and reads_text_alone(named)
     if tower:
         dialect.tower = UNKNOWN if blind or not (pair or given) else tower
-    elif blind and (key := _sees(dialect)):
+    elif blind and key:
         dialect.tower = UNKNOWN
-        keys.warn(key, "the model that is given sees no images", "model", SEEING)
+        keys.warn(key, f"the model that is {'given' if given else 'named'} sees no images", "model", SEEING)
     if tower and dialect.tower == UNKNOWN:
         behind = not given and together(
             SUCH["model"], words[1], str(keys.settings.values.get("mm_projector_type") or "")

@@ -20,6 +20,8 @@ OF_MINDSPEED = words(
     use_glm_rope enable_recompute_layers_per_pp_rank recompute_activation_function context_parallel_algo"""
 )
 """Arguments that MindSpeed-LLM adds."""
+SHAPE = words("num-layers hidden-size num-attention-heads seq-length micro-batch-size")
+"""Arguments by which a program of any name is built on Megatron: ``nlp_pretrain.py`` of a project's own."""
 DEFAULTS: dict[str, Any] = settings_in(
     """optimizer=adam tensor_model_parallel_size=1 pipeline_model_parallel_size=1 context_parallel_size=1
     sequence_parallel=false expert_model_parallel_size=1 cross_entropy_loss_fusion=false

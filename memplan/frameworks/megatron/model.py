@@ -80,6 +80,8 @@ def _vocabulary(keys: Keys) -> int:
     if found:
         return found
     kind, file = str(keys.get("tokenizer_type") or "").lower(), keys.get("vocab_file")
+    if not kind and file and keys.get("merge_file"):  # pretrain_gpt.py: args_defaults
+        kind = "gpt2bpetokenizer"
     named = _SIZED.search(f"{file or ''} {keys.get('tokenizer_model') or ''}")
     if named:
         keys.draft.remarks.append(

@@ -26,6 +26,7 @@ from memplan.frameworks.megatron.keys import (
     OF_MINDSPEED,
     OF_PROCESS,
     OTHER_NAMES,
+    SHAPE,
     SIZES,
     layout_of,
     other_model,
@@ -63,7 +64,9 @@ def _marks(document: Document, mindspeed: bool) -> tuple[str, ...]:
         arguments = document.settings.values.get("MODEL_ARGS")
         return ("MODEL_ARGS",) if not mindspeed and isinstance(arguments, Mapping) else ()
     text = document.text
-    if document.form != "shell" or "--num-layers" not in text or not _TRAINS.search(text):
+    if document.form != "shell" or "--num-layers" not in text or "--hf-checkpoint" in text:
+        return ()
+    if not _TRAINS.search(text) and any(f"--{name} " not in text for name in SHAPE):
         return ()
     own = any(f"--{name.replace('_', '-')}" in text for name in OF_MINDSPEED) or "posttrain_gpt.py" in text
     return ("--num-layers",) if own is mindspeed and "--micro-batch-size" in text else ()
@@ -87,7 +90,8 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
         return
     for whole in document.commands:
         command = list(whole.words)
-        place = next((at for at, word in enumerate(command) if _PROGRAM.search(word.text)), -1)
+        named = [at for at, word in enumerate(command) if _PROGRAM.search(word.text)]
+        place = next(iter(named), next((at for at, word in enumerate(command) if word.text.endswith(".py")), -1))
         if place < 0 or not any(word.text == "--num-layers" for word in command):
             continue
         unset = [word.text for word in command[place + 1 :] if _UNSET.fullmatch(word.text)]
@@ -147,11 +151,8 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     kernel = "flash" if half else "sdpa"
     put_attention(keys, kernel if flash else "eager", 0.1, "attention_backend", "use_flash_attn")
     _masks(keys, mindspeed)
-    if keys.number("hidden_dropout") != 0:
-        draft.remarks.append(
-            f"{keys.settings.path}: hidden_dropout is {keys.get('hidden_dropout') or '0.1 by default'}, and its masks "
-            "are left out: two bytes of each layer, token and hidden element; add --hidden-dropout 0.0"
-        )
+    dropout = keys.number("hidden_dropout")
+    put_inner(keys, "megatron", "hidden_dropout", 0.1 if dropout is None else dropout, "hidden_dropout")
     read_recompute(keys)
     read_knobs(keys)
     _adapter(keys)
@@ -206,8 +207,11 @@ def read_batch(keys: Keys, ranks: int) -> None:
     """Micro-batch, and micro-batches of the global batch."""
     micro = keys.whole("micro_batch_size") or 1
     keys.put("batch_size", micro, "micro_batch_size")
-    total = keys.whole("global_batch_size")
-    if total:
+    if is_template(keys.settings.values.get("global_batch_size")):
+        keys.skip("global_batch_size")
+        steps = max(2, 2 * (keys.whole("pipeline_model_parallel_size") or 1))
+        keys.assume("gradient_accumulation_steps", steps, "global_batch_size is not in the file")
+    elif total := keys.whole("global_batch_size"):
         keys.put("gradient_accumulation_steps", max(1, ceil_div(total, micro * ranks)), "global_batch_size")
 
 
@@ -228,10 +232,10 @@ def _masks(keys: Keys, mindspeed: bool) -> None:
 
 
 def read_recompute(keys: Keys) -> None:
-    """``checkpoint_activations`` is what full recomputation was called until 2022."""
-    kind = keys.text("recompute_granularity") or (
-        "full" if keys.flag("checkpoint_activations") else "selective" if keys.flag("recompute_activations") else "none"
-    )
+    """``checkpoint_activations`` is what full recomputation was called until 2022; ``recompute_activations`` makes a
+    granularity selective, whatever it is (validate_args)."""
+    kind = keys.text("recompute_granularity") or ("full" if keys.flag("checkpoint_activations") else "none")
+    kind = "selective" if keys.flag("recompute_activations") else kind
     said = keys.settings.values
     kind = "none" if said.get("recompute_granularity", kind) is None else kind.lower()
     if kind not in ("full", "selective", "none"):
@@ -247,7 +251,7 @@ def read_knobs(keys: Keys) -> None:
         if keys.flag(flag):
             put_inner(keys, "megatron", name, False, flag)
     for name in (*Megatron.model_fields, *OTHER_NAMES):
-        if name == "attention_dropout" or (name not in keys.defaults and not keys.has(name)):
+        if name.endswith("_dropout") or (name not in keys.defaults and not keys.has(name)):
             continue
         value = keys.get(name)
         if is_template(value):

@@ -111,7 +111,10 @@ def _model(shape: Shape, job: Job) -> Iterator[tuple[str, Any, str]]:
     if not shape.tied:
         yield "untie-embeddings-and-output-weights", True, ""
     yield "vocab-size", shape.vocabulary, ""
-    yield from (("attention-dropout", str(job.megatron.attention_dropout), ""), ("hidden-dropout", "0.0", ""))
+    yield from (
+        ("attention-dropout", str(job.megatron.attention_dropout), ""),
+        ("hidden-dropout", str(job.megatron.hidden_dropout), ""),
+    )
     yield from _experts(shape)
 
 
@@ -182,7 +185,7 @@ SWITCHED_OFF = {
 }
 """Settings that are on in Megatron-LM, and how it is told that they are off."""
 WITH_OTHERS = words_of(
-    """recompute_modules recompute_method recompute_num_layers cp_comm_type attention_dropout
+    """recompute_modules recompute_method recompute_num_layers cp_comm_type attention_dropout hidden_dropout
     create_attention_mask_in_dataloader"""
 )
 """Settings that stand with what they belong to."""

@@ -167,11 +167,11 @@ class Variables(Filtered):
             return
         sign, name, index, rest = match.groups()
         value = self.value_of(name)
+        several = index in ("@", "*") or name in ("@", "*")
         if sign == "!" and value is not None and not rest:
-            value = self.value_of(value.text)
+            value = self._indices(value) if several else self.value_of(value.text)
         if value is not None:
             self.used |= value.notes
-        several = index in ("@", "*") or name in ("@", "*")
         if sign == "#":
             size = None if value is None else self._size(value, several)
             fields.add(unknown(written) if size is None else str(size))
@@ -207,6 +207,16 @@ class Variables(Filtered):
             fields.items(value.items)
         else:
             fields.items(tuple(Word(part, word.line) for word in value.items for part in word.text.split()))
+
+    @staticmethod
+    def _indices(value: Value) -> Value:
+        """``${!name[@]}``: places of an array's items, or the keys that they are under."""
+        items = value.items if value.items is not None else (Word("", 0),)
+        keys = [re.match(r"\[([^]]+)\]=", word.text) for word in items]
+        words = (
+            Word(key[1] if key else str(n), word.line) for n, (key, word) in enumerate(zip(keys, items, strict=True))
+        )
+        return Value(value.text, tuple(words), value.notes)
 
     @staticmethod
     def _size(value: Value, several: bool) -> int | None:
