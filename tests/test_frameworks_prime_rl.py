@@ -88,12 +88,34 @@ def test_until_0_6_nothing_is_checkpointed_by_default(tmp_path: Path) -> None:
     found = read_toml(tmp_path, OLD.replace("group_size", "rollouts_per_example"))
     job = found.job
     assert (job.gradient_checkpointing, job.compile, job.loss_head) == ("none", False, "log-softmax")
-    assert not decided(found)
+    assert [each.above for each in found.unread] == [True]
+    assert decided(found) == {"trainer.model.fused_lm_head_token_chunk_size": "loss"}
+
+
+@pytest.mark.parametrize(
+    ("code", "impl", "head"),
+    [
+        ("    fused_lm_head_chunk_size: Annotated[\n        int | None,\n        Field(),\n    ] = None", "hf", "auto"),
+        ('    fused_lm_head_chunk_size: int | Literal["auto"] = "auto"', "liger_kernel", "log-softmax"),
+        ('    fused_lm_head_token_chunk_size: int | Literal["auto"] = "disabled"', "hf", "log-softmax"),
+        ("", "hf", "log-softmax"),
+    ],
+)
+def test_the_code_in_the_project_says_which_head_is_the_default(
+    tmp_path: Path, code: str, impl: str, head: str
+) -> None:
+    (tmp_path / "src/prime_rl/trainer").mkdir(parents=True)
+    (tmp_path / "src/prime_rl/trainer/config.py").write_text(f"class ModelConfig:\n{code}\n")
+    (tmp_path / "pyproject.toml").touch()
+    text = OLD.replace("group_size", "rollouts_per_example")
+    found = read_toml(tmp_path, text.replace("[trainer.optim]", f'[trainer.model]\nimpl = "{impl}"\n[trainer.optim]'))
+    assert (found.job.loss_head, found.unread) == (head, ())
 
 
 def test_where_no_word_tells_the_version_the_older_is_a_bound(tmp_path: Path) -> None:
     found = read_toml(tmp_path, OLD.replace("[[orchestrator.env]]", "[[orchestrator.train.env]]"))
-    assert [each.key for each in found.unread if each.above] == ["trainer.model.ac"]
+    above = ["trainer.model.fused_lm_head_token_chunk_size", "trainer.model.ac"]
+    assert [each.key for each in found.unread if each.above] == above
 
 
 @pytest.mark.parametrize(
@@ -155,7 +177,8 @@ ALONE = '[model]\nname = "Qwen/Qwen3-0.6B"\n[optim]\nlr = 1e-6\n'
 def test_a_trainers_own_file_asks_how_long_the_rows_are(tmp_path: Path) -> None:
     found = read_toml(tmp_path, ALONE, num_gpus=8)
     assert {each.asks for each in found.unread if not each.above} == {"sequence_length"}
-    assert not read_toml(tmp_path, ALONE, num_gpus=8, sequence_length=512).unread[1:]
+    told = read_toml(tmp_path, ALONE, num_gpus=8, sequence_length=512, loss_head="fused")
+    assert [each.above for each in told.unread] == [True]
 
 
 @pytest.mark.parametrize("name", ["orch.toml", "orchestrator.toml"])
@@ -229,8 +252,8 @@ def test_a_file_that_includes_itself_is_one_error(tmp_path: Path) -> None:
 def test_who_knows_the_version_says_whether_layers_are_checkpointed(tmp_path: Path) -> None:
     text = '[model]\nname = "Qwen/Qwen2.5-0.5B"\nseq_len = 2048\n\n[loss]\ntype = "default"\n'
     asked = read(tmp_path, text, "trainer.toml", num_gpus=8)
-    assert [each.asks for each in asked.unread if each.decides] == ["gradient_checkpointing"]
-    told = read(tmp_path, text, "trainer.toml", num_gpus=8, gradient_checkpointing="full")
+    assert [each.asks for each in asked.unread if each.decides] == ["loss_head", "gradient_checkpointing"]
+    told = read(tmp_path, text, "trainer.toml", num_gpus=8, gradient_checkpointing="full", loss_head="fused")
     assert not any(each.decides for each in told.unread)
 
 

@@ -23,6 +23,7 @@ SUCH: Mapping[str, str] = {
     "gradient_checkpointing": "--gradient-checkpointing",
     "optimizer": "--optimizer adamw",
     "attention": "--attention sdpa",
+    "loss_head": "--loss-head fused",
     "reference": "--reference resident",
     "sharding": "--sharding zero2",
     "num_gpus": "--num-gpus 8",

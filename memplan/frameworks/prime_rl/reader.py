@@ -14,6 +14,7 @@ from memplan.frameworks.generating import FELT, VLLM, put, put_engine, read_fiel
 from memplan.frameworks.hugging_face.arguments import put_attention
 from memplan.frameworks.own_words.names import bound_images, with_values
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER, read_adapters
+from memplan.frameworks.prime_rl.head import read_head
 from memplan.frameworks.prime_rl.source import form_of, of_document, trainings
 from memplan.units import ceil_div
 
@@ -104,7 +105,7 @@ def read(document: Document, draft: Draft) -> None:
     keys.put("sequence_length", keys.whole(f"{MODEL}seq_len"), f"{MODEL}seq_len")
     _batch(keys, method, gpus)
     _model(keys, said, newer)
-    _head(keys, method, newer)
+    read_head(keys, method, newer)
     _optimizer(keys)
     read_adapters(keys, said)
     if form == "rl":
@@ -214,21 +215,6 @@ def _model(keys: Keys, said: set[str], newer: bool) -> None:
 def _none(keys: Keys, name: str) -> bool:
     """A section that the file turns off: ``ac = "None"``, ``--no-model.ac``."""
     return name in keys.settings.values and str(keys.settings.values[name]).lower() in ("none", "null", "false")
-
-
-def _head(keys: Keys, method: str, newer: bool) -> None:
-    """A head in chunks of tokens, or whole logits in fp32."""
-    at = f"{MODEL}fused_lm_head_token_chunk_size"
-    older = f"{MODEL}fused_lm_head_chunk_size"
-    said = keys.get(at) if keys.has(at) or not keys.has(older) else keys.get(older)
-    keys.skip(at, older)
-    loss = keys.text(f"{TRAINER}loss_impl") or ""
-    if method == "sft" and (loss.endswith("_fused") or (newer and not loss and isinstance(said, int))):
-        keys.put("loss_head", "fused", f"{TRAINER}loss_impl" if loss else at)
-    elif method == "sft" and loss == "liger":
-        keys.bound(f"{TRAINER}loss_impl", "Liger's loss is counted as torch's, which takes more", "loss")
-    elif method == "grpo" and not (isinstance(said, int) or said == "auto"):
-        keys.put("loss_head", "log-softmax", at)
 
 
 def _optimizer(keys: Keys) -> None:

@@ -27,7 +27,7 @@ ENDS = ("|", ";", "&&", "&")
 REDIRECTS = (">", ">>", "<", "2>", "&>")
 QUANTISED = re.compile(r"(?i)[-_](fp8|int4|int8|awq|gptq|nvfp4|mxfp4|w\da\d+)(?![a-z\d])")
 """In the name of a checkpoint that the engine serves as it is, while the trainer has weights of its own."""
-BOUNDED = words("rollout_max_prompt_len rollout_max_context_len seq_length")
+BOUNDED = words("rollout_max_prompt_len rollout_max_context_len")
 """What says how long a sample is with its prompt."""
 _MIXED = re.compile(r"slime_plugins\.models\.qwen3_(?:5|next)\b")
 OF_MIXED = ("spec", "attention_output_gate", "use_gated_attention", "sequence_parallel")
@@ -175,7 +175,8 @@ def _critic(keys: Keys) -> None:
 def _budget(keys: Keys, own: Settings) -> None:
     """A micro-batch of tokens, of the update and of the scores; a longer sample is one by itself."""
     longest, budget = _tokens(own)
-    if longest and not BOUNDED & set(own.values) and "sequence_length" not in keys.draft.given:
+    bounds = BOUNDED | ({"seq_length"} if keys.draft.values.get("method") == "sft" else set())  # which rollouts pass by
+    if longest and not bounds & set(own.values) and "sequence_length" not in keys.draft.given:
         if not budget:
             keys.draft.ask("sequence_length", own.path, "nothing bounds prompts, and a micro-batch is of whole samples")
         taken = f"no longer than the {budget}" if longest < budget else f"as long as their completions, {longest}"
