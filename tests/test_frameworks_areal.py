@@ -76,6 +76,7 @@ def test_one_key(tmp_path: Path, old: str, new: str, key: str, value: Any) -> No
         ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct", "actor.path", "lengths"),
         ("kl_ctl: 0.0", "kl_ctl: 0.0\nteacher: {path: a/b}", "teacher", "model"),
         ("kl_ctl: 0.0", "kl_ctl: 0.0\n  strange_parallel: 2", "actor.strange_parallel", "parallelism"),
+        ("cluster:", "n_agents: 2\ncluster:", "n_agents", "model"),
     ],
 )
 def test_what_decides_and_is_not_known_is_named(tmp_path: Path, old: str, new: str, key: str, decides: str) -> None:
@@ -139,3 +140,11 @@ def test_a_critic_stays_beside_the_actor_with_settings_of_its_own(tmp_path: Path
     recipe = resolve(found)
     assert recipe.others.critic is not None
     assert recipe.trainer.rollouts.critic == "own-step"
+
+
+def test_what_an_evaluation_generates_by_makes_no_rollouts(tmp_path: Path) -> None:
+    text = GRPO.replace("type: rl", "type: mine").replace('rollout: {backend: "sglang:d4p1t1"}\n', "")
+    assert read(tmp_path, text.replace("  ppo_n_minibatches: 2\n", "")).job.method == "sft"
+    longer = read(tmp_path, f"{GRPO}max_tokens_per_trajectory: 8192\nmine: 3\n")
+    assert longer.job.sequence_length == 8192
+    assert any("no settings of AReaL" in line and "mine" in line for line in longer.warnings)

@@ -226,6 +226,13 @@ def test_what_stands_on_the_policys_gpus(
     assert rollout.sleep == (None if not together else "1" if "sleep" in more else "none")
 
 
+def test_a_critic_on_fewer_gpus_than_the_policys_is_unclear(tmp_path: Path) -> None:
+    for more, asked in (("--critic.num_gpus_per_node 2", []), ("--critic.num_gpus_per_node 1", ["parallelism"])):
+        (tmp_path / "ppo.sh").write_text(f"{PPO_RAY}{more}", encoding="utf-8")
+        found = read_target(str(tmp_path / "ppo.sh"), {})
+        assert [each.decides for each in found.unread if "critic" in each.key] == asked
+
+
 VERL_APART = (
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B trainer.n_gpus_per_node=4 "
 )

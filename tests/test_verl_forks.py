@@ -430,3 +430,7 @@ def test_an_actor_of_the_projects_own_that_copies_the_logits_is_unclear_where_it
     assert deciding(read(tmp_path, f"{RL} {A}top=True")) == {f"{A}top": "loss"}
     (tmp_path / "verl/workers/actor/dp_actor.py").write_text(code.replace("if top", "if self.use_remove_padding"))
     assert deciding(read(tmp_path, RL)) == {f"{A}strategy": "loss"}
+
+
+def test_a_model_of_the_projects_own_name_beside_the_policy_is_unclear(tmp_path: Path) -> None:
+    assert deciding(read(tmp_path, f"{RL} {M}proposer_path=a/b {M}log_path=x")) == {f"{M}proposer_path": "model"}

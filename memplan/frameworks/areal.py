@@ -55,6 +55,18 @@ HARMLESS = words(
     pad_to_maximum"""
 )
 """Of ``actor``: names, and beginnings of nested ones."""
+GROUPS = words(
+    """experiment_name trial_name seed total_train_epochs total_train_steps total_train_n_seqs tokenizer_path
+    async_training cluster allocation_mode rollout gconfig eval_gconfig actor critic ref teacher model sglang vllm
+    train_dataset valid_dataset saver recover evaluator stats_logger launcher checkpointer weight_update_mode
+    enable_offload perf_tracer memory_profiler scheduler workflow eval_workflow dynamic_bs beta loss_type rl_loss_weight
+    distill_loss_weight max_tokens_per_trajectory"""
+)
+"""What a config has at its top."""
+ROLLS = re.compile(r"rollout\.|allocation_mode$|actor\.(?:eps_clip|group_size|ppo_n_minibatches)$")
+"""What only training by rollouts has."""
+SEVERAL = re.compile(r"(?:n|num)_(?:agents|policies|actors)")
+"""How many policies a project of its own trains."""
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -78,8 +90,8 @@ def read(document: Document, draft: Draft) -> None:
     keys = Keys(draft, Settings(document.path, values, lines), FRAMEWORK, DEFAULTS)
     kind, key = (keys.text("train_dataset.type") or "rl").lower(), "train_dataset.type"
     generates = next((key for key in values if key.startswith("gconfig.")), "")
-    if kind not in METHODS and generates:  # a data set of the project's own
-        kind, key = "rl", generates
+    if kind not in METHODS and generates:  # a data set of the project's own; SFT has what an evaluation generates by
+        kind, key = "rl" if any(map(ROLLS.match, values)) else "sft", generates
     method = "ppo" if any(key.startswith("critic.") for key in values) else METHODS.get(kind, "")
     if not method:
         raise keys.settings.error("train_dataset.type", f"{kind[:20]!r} is not known", f"known: {', '.join(METHODS)}")
@@ -170,6 +182,7 @@ def _batch(keys: Keys, method: str) -> None:
     rows = ceil_div((keys.whole("train_dataset.batch_size") or 1) * samples, ranks)
     rows = ceil_div(rows, keys.whole(f"{ACTOR}ppo_n_minibatches") or 1) if online else rows
     longest = prompt + (keys.whole("gconfig.max_new_tokens") or 0 if online else 0)
+    longest = max(longest, keys.whole("max_tokens_per_trajectory") or 0 if online else 0)
     halves = 2 if method in ("dpo", "reward") else 1
     keys.skip("actor.mb_spec.n_mbs", "actor.mb_spec.granularity", "actor.mb_spec.packing_algorithm")
     if tokens:
@@ -248,6 +261,13 @@ def _close(keys: Keys) -> None:
     for key, decides in BEARING.items():
         if keys.get(key):
             keys.warn(key, "is not modelled", decides)
+    strange = [key for key in keys.settings.values if key.partition(".")[0] not in GROUPS]
+    for key in [each for each in strange if SEVERAL.fullmatch(each) and keys.get(each) not in (1, None)]:
+        keys.warn(key, "several policies are counted as one", "model")
+    if strange:
+        names = ", ".join(sorted({key.partition(".")[0][:40] for key in strange})[:6])
+        remark = f"{keys.settings.where(strange[0])}: no settings of AReaL that are known, and not counted: {names}"
+        keys.draft.remarks.append(remark)
     for key in keys.settings.values:
         if not key.startswith(ACTOR) or key.removeprefix(ACTOR).partition(".")[0] in HARMLESS:
             keys.skip(key)

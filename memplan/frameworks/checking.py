@@ -95,8 +95,7 @@ def check_all(
 ) -> list[Checked]:
     """One file under the options: an answer for each training in it, one at least. ``others``: a file that is no
     training config is an error, in place of being skipped. ``advise``: a remedy is looked for, which takes a second or
-    more a file that does not fit. Raises UsageError where no card is named;
-    whatever is wrong with a file is returned, so that the others keep their answers."""
+    more a file that does not fit. Raises UsageError where no card is named; what is wrong with a file is returned."""
     found = _guarded(path, lambda: list(documents_of(path)))
     document = None if isinstance(found, Checked) else found[0]
     if not others and os.path.isfile(path) and not is_training(path, document):

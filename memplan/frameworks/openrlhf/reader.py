@@ -25,7 +25,7 @@ from memplan.frameworks.openrlhf.keys import (
     PROGRAMS,
     SHARED,
 )
-from memplan.frameworks.openrlhf.rollout import read_engine, read_scoring
+from memplan.frameworks.openrlhf.rollout import critic_apart, read_engine, read_scoring
 from memplan.frameworks.openrlhf.write import write
 from memplan.frameworks.own_words.names import OTHERS, bound_images, lora_targets
 from memplan.frameworks.shell.reader import Command, Word, options_of
@@ -184,10 +184,7 @@ def _method(keys: Keys, program: str) -> str:
     method = ESTIMATORS.get(word, "grpo")
     if method == "ppo" and not keys.flag("train.colocate_all"):
         method = "grpo"
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: without train.colocate_all the critic stands on GPUs of its own: the policy's "
-            "update is counted, which is that of grpo"
-        )
+        critic_apart(keys)
     keys.put("method", method, "algo.advantage.estimator")
     return method
 

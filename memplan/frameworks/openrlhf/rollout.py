@@ -26,6 +26,22 @@ def read_scoring(keys: Keys, length: int, tokens: int, gpus: int, ring: int) -> 
         keys.put("logprob_token_budget", size, key)
 
 
+def critic_apart(keys: Keys) -> None:
+    """A critic on GPUs of its own, of which a node has 8 where nothing is said: no more than the policy's update, on as
+    many GPUs."""
+    keys.draft.remarks.append(
+        f"{keys.settings.path}: without train.colocate_all the critic stands on GPUs of its own: the policy's "
+        "update is counted, which is that of grpo"
+    )
+    critic, policy = (
+        (keys.whole(f"{role}.num_nodes") or 1) * (keys.whole(f"{role}.num_gpus_per_node") or 8)
+        for role in ("critic", "actor")
+    )
+    if critic < policy:
+        where, why = keys.settings.where("critic.num_gpus_per_node"), "the critic has fewer GPUs than the policy"
+        keys.draft.warn("critic.num_gpus_per_node", where, why, "parallelism")
+
+
 def read_engine(keys: Keys, together: bool) -> None:
     """vLLM in actors of Ray's, on the trainer's cards or its own; without engines the policy generates itself."""
     engines = keys.whole("vllm.num_engines") or 0

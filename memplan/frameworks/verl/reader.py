@@ -42,6 +42,10 @@ OTHER_MODEL = re.compile(r"\w+\.(?:model\.)?(?:model_)?path")
 
 SCORER = re.compile(r"reward_model\.(?:\w+\.)+\w+_model_(?:name_or_)?path(?:_list)?")
 """A model that a fork scores with, deeper in its group than verl's own."""
+BESIDE = re.compile(
+    r"actor_rollout_ref\.(?:model|ref)\.(?!\w*(?:save|load|ckpt|config|template|token|data|log|output))\w+_path"
+)
+"""One that it has beside the policy, of its own name: ``proposer_path``."""
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -183,7 +187,7 @@ def _close(keys: Keys) -> None:
             continue
         off = value in ("", "null", -1) or value is False or (value is not True and value in (0, 1))
         kind = sense(key)
-        if SCORER.fullmatch(key) and not off:
+        if not off and (SCORER.fullmatch(key) or (kind == "unknown" and BESIDE.fullmatch(key))):
             keys.warn(key, f"no setting of {keys.framework.label} that is known", "model")
             continue
         other = models.get(key.partition(".")[0]) if kind == "unknown" and key.partition(".")[0] not in groups else None
