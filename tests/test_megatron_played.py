@@ -16,6 +16,7 @@ from memplan.api import estimate
 from memplan.engine.allocator.events import is_covered, step_events
 from memplan.engine.allocator.figures import AGREES, played
 from memplan.engine.allocator.reserved import Unplayed
+from memplan.engine.megatron.activations import UNEXPLAINED
 from memplan.engine.megatron.build import megatron_ledger
 from memplan.engine.ranks import rank_classes
 from memplan.errors import MemplanError
@@ -67,6 +68,7 @@ drawn = st.fixed_dictionaries(
         "sharding": st.sampled_from(("ddp", "distributed-optimizer")),
         "allocator": st.sampled_from(({}, {"expandable_segments": True})),
         "trainer": st.sampled_from(("megatron", "megatron-swift")),
+        "megatron": st.sampled_from(({}, {"moe_shared_expert_overlap": True})),
         "lora": st.sampled_from((None, {"r": 8}, {"r": 16, "dropout": 0.05})),
     }
 )
@@ -108,6 +110,33 @@ def test_weights_are_made_before_the_buffer_that_takes_them() -> None:
     assert sum(weights) == pytest.approx(born[buffer][1], rel=1e-3)
     positions = {number: at for at, (number, size) in enumerate(events.events) if size < 0}
     assert all(number in positions for number in range(len(weights)))
+
+
+MIXTURE: dict[str, Any] = {"model": "deepseek-v2-lite", "num_gpus": 8, "expert_parallel": 4, "sharding": "ddp"}
+
+
+def test_overlapped_shared_experts_have_blocks_of_their_own() -> None:
+    """Their stream's: what they freed serves nothing else, least of all the logits."""
+    overlap = step_events(recipe(**MIXTURE, megatron={"moe_shared_expert_overlap": True}))
+    alone = step_events(recipe(**MIXTURE))
+    assert overlap is not None
+    assert alone is not None
+    assert not alone.streams
+    assert len(overlap.events) == len(alone.events)
+    labels = {overlap.tags[number].label for number in overlap.streams}
+    assert "input of the shared experts' second matmul" in labels
+    assert not {label for label in labels if "tokens" in label}
+
+
+def test_what_whole_layers_of_experts_may_keep_is_in_the_high_figure_alone() -> None:
+    """Of 27 layers, 26 with experts: 4,096 tokens to 6 of them, 2,048 wide in bf16."""
+    full = {row.name: row for row in megatron_ledger(recipe(**MIXTURE, gradient_checkpointing="full")).rows}[
+        UNEXPLAINED
+    ]
+    assert (full.low_bytes, full.bytes, full.high_bytes) == (0, 0, 26 * 4096 * 6 * 2048 * 2)
+    one = {**MIXTURE, "expert_parallel": 1}
+    for keys in ({**MIXTURE, "gradient_checkpointing": "none"}, {**one, "gradient_checkpointing": "full"}):
+        assert UNEXPLAINED not in {row.name for row in megatron_ledger(recipe(**keys)).rows}
 
 
 @pytest.mark.parametrize(

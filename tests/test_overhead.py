@@ -6,7 +6,7 @@ import pytest
 
 from memplan.engine.build import build_ledger
 from memplan.engine.ledger import Row
-from memplan.engine.nccl import collective_bytes, deepep_bytes, exchange_bytes, neighbour_bytes
+from memplan.engine.nccl import collective_bytes, deepep_bytes, exchange_bytes, neighbour_bytes, numbers_bytes
 from memplan.engine.overhead import CONTEXTS, context_bytes, workspace_bytes
 from memplan.gpus import find_gpu, load_gpus
 from memplan.resolve import resolve
@@ -71,6 +71,19 @@ def test_amd_cards_have_a_second_workspace_that_may_not_be_taken() -> None:
     row = rows(gpu="mi300x-192gb")["hipBLASLt workspace"]
     assert (row.low_bytes, row.bytes, row.high_bytes) == (0, 76 * MiB, 76 * MiB)
     assert "hipBLASLt workspace" not in rows(gpu="h100-80gb")
+
+
+def test_megatron_has_groups_for_numbers_alone() -> None:
+    """Norms cross all ranks, log lines one model's, counts the experts': each with channels of its own."""
+    found = rows(
+        trainer="megatron", model="qwen3-30b-a3b", num_gpus=8, pipeline_parallel=2, expert_parallel=4, gpu="h100-80gb"
+    )
+    few = numbers_bytes(find_gpu("h100-80gb"))
+    for name in ("all ranks", "model parallel", "experts' counts"):
+        row = found[f"communication buffers, {name}"]
+        assert (row.low_bytes, row.bytes, row.high_bytes) == few
+    alone = rows(trainer="megatron", num_gpus=8, gpu="h100-80gb")
+    assert {name.rpartition(", ")[2] for name in alone if name.startswith("comm")} == {"data parallel", "all ranks"}
 
 
 def test_communicators_are_for_several_ranks() -> None:

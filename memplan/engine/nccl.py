@@ -6,10 +6,12 @@ to a peer takes 10 MiB where it receives (the buffers of its three protocols, ro
 runs: 544 MB for two A100, 688 MB for more (nccl#964), 1.6 GB (nccl#864), 3.28 GB with an all-to-all over eight H100
 (nccl#1685)."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from memplan.engine.ledger import Ledger
 from memplan.spec.gpu import Gpu
+from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
 from memplan.units import MiB, ceil_div, round_up
 
@@ -41,7 +43,7 @@ class Communicator(NamedTuple):
     name: str
     size: int
     pattern: str
-    """collective (rings and trees), neighbours, or all-to-all."""
+    """collective (rings and trees), numbers (the same of a few bytes), neighbours, or all-to-all."""
     local: int
     """Ranks of the group within one node."""
 
@@ -69,6 +71,13 @@ def collective_bytes(gpu: Gpu | None, ranks: int) -> tuple[int, int, int]:
     major = gpu.architecture.split(".")[0] if gpu is not None and gpu.link.startswith("NVLink") else ""
     sharp = NVLS.get(major, 0) if ranks > 2 else 0
     return open_.low * channel, open_.expected * channel * 2 + sharp, open_.high * channel * 4 + NVLS.get(major, 0)
+
+
+def numbers_bytes(gpu: Gpu | None) -> tuple[int, int, int]:
+    """What a few bytes take one way: from NCCL 2.22 on, a group connects what it uses (NCCL_RUNTIME_CONNECT), before it
+    rings and trees at once."""
+    open_, channel = channels(gpu), RECEIVE + SEND
+    return open_.low * channel, open_.expected * channel, open_.high * channel * 2
 
 
 def neighbour_bytes(gpu: Gpu | None, ranks: int) -> tuple[int, int, int]:
@@ -119,6 +128,8 @@ def communicator_bytes(group: Communicator, gpu: Gpu | None, first: bool) -> tup
         gpu = None
     if group.pattern == "neighbours":
         return neighbour_bytes(gpu, group.size)
+    if group.pattern == "numbers":
+        return numbers_bytes(gpu)
     if group.pattern == "all-to-all":
         return exchange_bytes(gpu, group.size, group.local)
     return collective_bytes(gpu, group.size)
@@ -143,7 +154,21 @@ def communicators(recipe: Recipe) -> list[Communicator]:
     if degrees.expert > 1:
         left = degrees.expert_shards
         groups.append(Communicator("experts' data parallel", left, "collective", min(left, per_node)))
+    if recipe.trainer.megatron:
+        groups += _of_megatron(degrees, node)
     return [group for group in groups if group.size > 1]
+
+
+def _of_megatron(degrees: Parallel, node: int) -> Iterator[Communicator]:
+    """Groups that Megatron uses for numbers alone, each with channels of its own: PyTorch makes a communicator for
+    every group, of the same ranks too. megatron-core 0.13 optimizer/clip_grads.py, megatron/training/training.py (all
+    ranks), training/utils.py: reduce_max_stat_across_model_parallel_group, moe/token_dispatcher.py: tp_ep_group."""
+    yield Communicator("all ranks", degrees.world, "numbers", min(degrees.world, node))
+    model = degrees.tensor * degrees.pipeline
+    yield Communicator("model parallel", model, "numbers", min(model, node))
+    if degrees.expert > 1:
+        counts = degrees.expert * degrees.expert_tensor
+        yield Communicator("experts' counts", counts, "numbers", min(counts, node))
 
 
 def enter_communicators(ledger: Ledger, recipe: Recipe, processes: int = 1) -> None:

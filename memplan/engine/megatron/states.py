@@ -73,6 +73,23 @@ def padded_elements(shares: Sequence[Share], ranks: int, settings: Megatron) -> 
     return ceil_div(ceil_div(elements, count), step) * step * count
 
 
+def pieces_of(shares: Sequence[Share], ranks: int, settings: Megatron) -> list[int]:
+    """Elements of each parameter that the first rank steps on: its part of every bucket of the buffer, in which
+    parameters lie from the last to the first, as ``shares`` come."""
+    found, whole = [], padded_elements(shares, ranks, settings)
+    buckets = buckets_of(sum(share.padded for share in shares), ranks, settings)
+    bucket, at = whole // buckets, 0
+    for share in shares:
+        end = at + share.padded
+        for number in range(at // bucket, -(-end // bucket)):
+            first = number * bucket
+            size = min(end, first + bucket // ranks) - max(at, first)
+            if size > 0:
+                found.append(min(size, share.elements))
+        at = end
+    return found
+
+
 def buckets_of(elements: int, ranks: int, settings: Megatron) -> int:
     """Buckets of a buffer of so many elements."""
     if not settings.overlap_grad_reduce:

@@ -15,11 +15,10 @@ from memplan.engine.megatron.head import mtp_table
 from memplan.engine.megatron.scores import instants_of_scores
 from memplan.engine.megatron.stages import Chunk
 from memplan.engine.megatron.states import (
-    buckets_of,
     buffers,
     dummy_shapes,
     gradient_itemsize,
-    padded_elements,
+    pieces_of,
     state_itemsizes,
 )
 from memplan.engine.megatron.steps import SUM, Held, Step, fullest_forward
@@ -29,6 +28,8 @@ from memplan.spec.recipe import Recipe
 
 LASTING = ("buffers", "batch", "workspaces")
 """Rows that come with the first pass, and stay."""
+SHARED_STREAM = 1
+"""Where overlapped shared experts work (transformer/moe/shared_experts.py: ``stream``): blocks of their own."""
 DUMMIES = "empty weight gradients"
 BESIDE_WARM_UP = 3
 """Micro-batches that are played beside those that warm the pipeline up: all others are like them."""
@@ -42,7 +43,7 @@ def megatron_events(recipe: Recipe, steps: int) -> StepEvents:
     for number in range(steps):
         start = len(play.events)
         play.step(first=number == 0)
-    return StepEvents(tuple(play.events), start, marks=marks, tags=play.tags)
+    return StepEvents(tuple(play.events), start, dict.fromkeys(play.beside, SHARED_STREAM), marks=marks, tags=play.tags)
 
 
 class _Layer:
@@ -63,6 +64,9 @@ class _Play:
         self.sizes: list[int] = []
         self.moment: list[tuple[Held, int]] = []
         """What is alive for a moment."""
+        self.side = False
+        self.beside: list[int] = []
+        """Whether the step at hand runs on the shared experts' stream, and the storages that were taken there."""
         self.waiting: list[list[_Layer]] = []
         """Micro-batches that went forward, and not back."""
 
@@ -73,6 +77,8 @@ class _Play:
         number = len(self.tags)
         self.tags.append(Tag(category, label, "bytes", 1, size))
         self.sizes.append(size)
+        if self.side:
+            self.beside.append(number)
         if size:
             self.events.append((number, size))
         return number
@@ -124,26 +130,10 @@ class _Play:
             backwards = [share for share, _ in reversed(mine)]
             if divided:
                 self.free(number for _, number in reversed(mine))
-            self.pieces += self._pieces(backwards, buffer.shards)
+            self.pieces += pieces_of(backwards, buffer.shards, recipe.megatron)
         self.main, self.moments = state_itemsizes(recipe)
         if not recipe.megatron.use_precision_aware_optimizer:
             self._main_weights()
-
-    def _pieces(self, shares: Sequence[Share], ranks: int) -> list[int]:
-        """Elements of each parameter that the first rank steps on: its part of every bucket of the buffer, in which
-        parameters lie from the last to the first."""
-        found, whole = [], padded_elements(shares, ranks, self.recipe.megatron)
-        buckets = buckets_of(sum(share.padded for share in shares), ranks, self.recipe.megatron)
-        bucket, at = whole // buckets, 0
-        for share in shares:
-            end = at + share.padded
-            for number in range(at // bucket, -(-end // bucket)):
-                first = number * bucket
-                size = min(end, first + bucket // ranks) - max(at, first)
-                if size > 0:
-                    found.append(min(size, share.elements))
-            at = end
-        return found
 
     def _main_weights(self) -> None:
         """``clone().float()`` of each piece."""
@@ -220,6 +210,7 @@ class _Play:
         before: list[int] = []
         for step in layer.steps:
             dropped = []
+            self._on(step)
             self._summed()
             for number, held in enumerate(step.kept):
                 if not held.again and (layer.is_checkpoint or not layer.chunk.recomputed):
@@ -266,12 +257,14 @@ class _Play:
         if together[0].chunk.recomputed:
             for layer in reversed(together):
                 for step in layer.steps:
+                    self._on(step)
                     self._summed()
                     self._make_again(layer, step, layer.steps[-1].name)
                     self.hold((*step.backward[:1], *step.forward))
         for layer in together:
             steps, fullest = tuple(layer.steps), fullest_forward(tuple(layer.steps))
             for step in reversed(steps):
+                self._on(step)
                 if not layer.chunk.recomputed:
                     for each in steps:
                         self._make_again(layer, each, step.name)
@@ -279,6 +272,10 @@ class _Play:
                 for number in range(len(step.kept)):
                     if (step.name, number) in layer.kept:
                         self.free([layer.kept.pop((step.name, number))])
+
+    def _on(self, step: Step) -> None:
+        """The step that works from here on; the last of a layer, either way, is none of the shared experts'."""
+        self.side = self.recipe.megatron.moe_shared_expert_overlap and step.name.startswith("shared")
 
     def _summed(self) -> None:
         """Of an adapter's products the sum is what the next step keeps."""
