@@ -40,6 +40,11 @@ WEIGHTS = [
     ("qwen3-30b-a3b", {"quantization": "nvfp4"}, 16.86),
     ("qwen3.5-35b-a3b", {"quantization": "nvfp4", "version": "0.20.0"}, 21.86),  # mixers of linear attention in bf16
     ("gemma-3-12b", {"tensor_parallel": 2}, 11.9642),  # a table of eight times the positions
+    (
+        "Qwen/Qwen2.5-7B-Instruct",
+        {"quantization": "nf4", "version": "0.7.3"},
+        5.458,
+    ),  # 5.43; scales in fp32, whatever the file has
     ("gemma-4-31b", {"version": "0.26.0"}, 58.99),  # keys that are values too are loaded twice
 ]
 
@@ -146,3 +151,13 @@ def test_where_a_card_multiplies_no_fp8_a_blocks_scale_is_its_columns() -> None:
 def test_after_hopper_and_its_kin_gpt_oss_is_padded_for_marlin() -> None:
     of = engine("gpt-oss-20b", "0.19.0", quantization="mxfp4")
     assert weights_bytes(of, find_gpu("rtx-5090-32gb")) == weights_bytes(of, find_gpu("a100-80gb"))
+
+
+def test_experts_without_a_gate_are_padded_where_their_scales_are_swizzled() -> None:
+    model = load_model("nemotron-3-nano-30b-a3b").but(quantization=Stored("modelopt nvfp4"))
+    of = engine(version="0.20.1")._replace(model=model)
+    after, before = (weights_bytes(of, find_gpu(gpu)) for gpu in ("rtx-5090-32gb", "h100-80gb"))
+    padded = 23 * 128 * 64 * 2688 * 2 * 9 // 16  # layers, experts, rows of 1920 beyond 1856, both matrices, with scales
+    assert after - before == pytest.approx(padded, rel=0.15)
+    gated = engine("qwen3-30b-a3b", "0.20.1", quantization="nvfp4")
+    assert weights_bytes(gated, find_gpu("rtx-5090-32gb")) == weights_bytes(gated, find_gpu("h100-80gb"))

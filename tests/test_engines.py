@@ -12,7 +12,7 @@ from memplan.accuracy import accuracy
 from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.generation.activation import feature_bytes, pixel_bytes
+from memplan.engine.generation.activation import activation_bytes, feature_bytes, pixel_bytes
 from memplan.engine.generation.cells import CELLS
 from memplan.engine.generation.figures import budget_bytes, engine_figures, request_rows
 from memplan.engine.generation.kv import layout
@@ -562,10 +562,37 @@ def test_starts_that_were_published() -> None:
     assert sum(figure.meter == "starts" and figure.measured_bytes == 2 for figure in found) >= 6
     assert max(errors["starts"]) == 0
     assert max(errors["bytes of a token"]) == 0
-    assert sum(error > 0.002 for error in errors["weights"]) <= len(errors["weights"]) / 11
+    assert sum(error > 0.002 for error in errors["weights"]) <= len(errors["weights"]) / 10
     assert max(errors["weights"]) < 0.05
     fallen = [each for each in found if each.meter == "fall of free memory"]
     assert all(-28 * MiB < each.measured_bytes - each.estimated_bytes < 544 * MiB for each in fallen)
     tokens = sorted(errors["tokens of the cache"])
     assert tokens[len(tokens) // 2] < 0.01
     assert tokens[9 * len(tokens) // 10] < 0.08
+
+
+def test_states_of_all_sequences_at_once_need_a_block_each() -> None:
+    """github.com/vllm-project/recipes/pull/551: 856 blocks for 1,024 sequences on an H100."""
+    of = engine("qwen3.5-27b", "0.22.0", max_num_seqs=1024, share=0.95, quantization="fp8")
+    h100 = find_gpu("h100-80gb")
+    died = engine_figures(of, h100)
+    blocks = int(died.hint.removeprefix("max_num_seqs: "))
+    assert not died.starts
+    assert blocks == pytest.approx(856, rel=0.02)
+    assert engine_figures(of._replace(max_num_seqs=blocks), h100).starts
+    assert engine_figures(of._replace(eager=True), h100).starts
+    assert engine_figures(of._replace(version="0.19.1"), h100).starts
+
+
+def test_later_experts_have_two_buffers_as_wide_as_their_output() -> None:
+    """12.78 GiB beside weights, cache and graphs with 65,536 tokens, 4.08 with 8,192 (public repository text
+    55471149664)."""
+    given = {"quantization": "fp8", "tensor_parallel": 4, "expert_parallel": 4, "max_num_seqs": 128}
+    many, before, few = (
+        activation_bytes(
+            engine("qwen3-235b-a22b", version, max_num_batched_tokens=tokens, **given), era_of("vllm", version)
+        )
+        for version, tokens in (("0.20.0", 65536), ("0.14.0", 65536), ("0.20.0", 8192))
+    )
+    assert (many - few) / GiB == pytest.approx(12.78 - 4.08, rel=0.07)
+    assert many > 1.4 * before

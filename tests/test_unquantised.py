@@ -41,6 +41,7 @@ def of(layers: Iterable[int], *names: str) -> Left:
         (("re:.*linear_attn.*", "re:.*mtp.*"), each("linear_attn", "mtp")),
         (("model.layers.*.linear_attn*", "*lm_head*", "model.visual*"), each("linear_attn")),
         (("linear_attn", "visual"), each("linear_attn")),
+        (("*self_attn*", "*.mlp.shared_experts.*", "*mlp.shared_expert*"), each("self_attn", "mlp.shared_expert")),
         ((r"re:.*linear_attn\.in_proj_a$",), each("linear_attn.in_proj_a")),
         (tuple(f"model.language_model.layers.{i}.linear_attn" for i in LINEAR), of(LINEAR, "linear_attn")),
         (tuple(f"model.layers.{i}.self_attn.{leaf}" for i in (3, 7) for leaf in ATTENTION), of(

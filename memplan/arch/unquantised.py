@@ -20,6 +20,8 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)$")
 SAMPLES = (0, 1, 2, 3, 5, 8)
 ALIKE = {"feed_forward": "mlp", "block_sparse_moe": "mlp", "shared_experts": "shared_expert"}
 """Modules of other families' names."""
+NAMED = {"mlp.experts": ("mlp.experts.0",), "mlp.shared_expert": ("mlp.shared_expert", "mlp.shared_experts")}
+"""Names that a pattern is held against."""
 ONE_EACH = ("mamba", "self_attn", "mlp")
 """Modules that are a layer's ``mixer`` where each layer has one of them (Nemotron-H)."""
 MOST_LAYERS = 1000
@@ -106,7 +108,7 @@ def met(entry: str, pattern: "re.Pattern[str]", number: int) -> Names:
         f"{module}.{leaf}"
         for module, leaves in LEAVES.items()
         for leaf in leaves
-        for path in (f"layers.{number}.{module}.{leaf}".replace("mlp.experts", "mlp.experts.0"),)
+        for path in (f"layers.{number}.{name}.{leaf}" for name in NAMED.get(module, (module,)))
         if any(pattern.match(before + path) for before in ("model.", "model.language_model."))
         or f".{entry}." in f".{path}."
     )

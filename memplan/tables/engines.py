@@ -11,6 +11,7 @@ Version = tuple[int, int, int]
 DENSE = "dense"
 BEFORE_HOPPER = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
 """Compute capabilities of cards without Hopper's kernels."""
+HOPPER = "9.0"
 BEFORE_ADA = BEFORE_HOPPER[:-1]
 """Of cards that multiply no fp8."""
 
@@ -40,12 +41,16 @@ class Era(NamedTuple):
     """Kinds of layers are padded to the largest where it has less than so many times the smallest's."""
     states: int = 1
     """Pages of a request in each group of state spaces: 2 where prefixes are cached by default."""
+    counts_states: bool = False
+    """It dies where sequences at once are more than the cache's blocks, one of which keeps each one's state."""
     in_flight: int = 1
     """Batches whose tokens a window still holds."""
     non_torch: int = 70
     """MiB outside PyTorch since the first look at the card, without communicators."""
     sampler: float = 28.7
     """Bytes for each logit of the profile run's sampler (``engine/generation/activation.py``)."""
+    workspaces: bool = False
+    """Experts have two buffers as wide as their output (``engine/generation/activation.py``)."""
     second_runner: bool = False
     """Dense models run in the second runner (V2), others in the first: where the sampler takes more."""
     widest_graphs: tuple[int, int] = (512, 8)
@@ -111,10 +116,13 @@ _APART = _TOTAL._replace(
 _COARSE = _APART._replace(
     since=(0, 11, 1), source=f"vllm 0.13 {_KV}:1019, config/compilation.py:550", unequal=1.25, widest_graphs=(512, 16)
 )
-_CHUNKED = _COARSE._replace(since=(0, 17, 0), source="vllm 0.17.1 envs.py:201", chunked=True, sampler=14.0)
+_MODULAR = _COARSE._replace(
+    since=(0, 15, 0), source="vllm 0.16 layers/fused_moe/fused_moe.py: TritonExperts.workspace_shapes", workspaces=True
+)
+_CHUNKED = _MODULAR._replace(since=(0, 17, 0), source="vllm 0.17.1 envs.py:201", chunked=True, sampler=14.0)
 _WIDE = _CHUNKED._replace(since=(0, 19, 0), source=f"vllm 0.19 {_KV}:1046", unequal=1.5)
 _ESTIMATED = _WIDE._replace(
-    since=(0, 20, 0), source=f"vllm 0.20.0 {_WORKER}:385, envs.py", estimate=1.2, default_share=0.92
+    since=(0, 20, 0), source=f"vllm 0.20.0 {_WORKER}:385, envs.py", estimate=1.2, default_share=0.92, counts_states=True
 )
 _UNSPLIT = _ESTIMATED._replace(
     since=(0, 20, 2),
@@ -172,6 +180,7 @@ ERAS = (
     _TOTAL,
     _APART,
     _COARSE,
+    _MODULAR,
     _CHUNKED,
     _WIDE,
     _ESTIMATED,

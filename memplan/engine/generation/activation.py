@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.allocator.reserved import Band
 from memplan.engine.generation.cells import cells_of
+from memplan.engine.generation.formats import GROUP, served
 from memplan.spec.generation import Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward
-from memplan.tables.engines import Era
+from memplan.tables.engines import Era, era_of
 from memplan.units import DTYPE_BYTES, MiB
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ NOISY = 14.0
 """In the first runner, of the versions whose others are run by the second."""
 UNSORTED = 8.0
 """Where FlashInfer samples: bf16 and fp32 logits, and a copy (vllm 0.10 v1/sample/ops/topk_topp_sampler.py)."""
+OF_TRITON = ("none", "fp8", "int8-channels")
+"""Formats whose experts Triton's kernels multiply: Marlin's of four bits have buffers of their own, and FP4's."""
 PATCHES = 65536
 """Of the largest image of a processor without a limit (Qwen2-VL)."""
 
@@ -58,12 +61,18 @@ def layer_bytes(layer: Layer, of: Generator, tokens: int) -> int:
 
 def feed_forward_elements(part: FeedForward, of: Generator) -> int:
     """Elements for each token: gate and up with their product; of experts so for each that a token visits, and the
-    outputs before they are summed (vllm layers/fused_moe/fused_moe.py: intermediate_cache1 to 3)."""
+    outputs before they are summed (vllm layers/fused_moe/fused_moe.py: intermediate_cache1 to 3). Triton's of later
+    versions have two buffers as wide as the output, and beside them what is multiplied in fp8, with its scales
+    (TritonExperts: workspace_shapes, apply)."""
     wide = (3 if part.gated else 2) * part.intermediate // of.tensor_parallel
     if part.experts is None:
         return wide
     inner = part.experts.intermediate // (1 if of.expert_parallel > 1 else of.tensor_parallel)
-    return part.experts.active * (max(2 * inner, of.model.hidden_size) + inner) + of.model.hidden_size
+    hidden, form = of.model.hidden_size, served(of).format
+    second = max(inner, hidden) if era_of(of.engine, of.version).workspaces and form in OF_TRITON else inner
+    packed = part.experts.active * inner + hidden if second > inner and form == "fp8" else 0
+    packed = packed * (GROUP + FP32) // GROUP // of.itemsize
+    return part.experts.active * (max(2 * inner, hidden) + second) + hidden + packed
 
 
 def sampler_bytes(of: Generator, era: Era) -> int:

@@ -13,7 +13,7 @@ from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import EngineConstants, Gpu
-from memplan.tables.engines import BEFORE_HOPPER, DENSE, Era, era_of
+from memplan.tables.engines import BEFORE_HOPPER, DENSE, HOPPER, Era, era_of
 from memplan.units import GiB, MiB
 
 NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
@@ -36,7 +36,6 @@ SHARED = (600 * MiB, 1200 * MiB)
 LAZY = 200 * MiB
 """Of ranks over PCIe, between which neither symmetric memory nor vLLM's own reduction is set up (vllm 0.19
 device_communicators/symm_mem.py, custom_all_reduce.py): 0.21 GiB on 4 L40S, as much on 2 RTX PRO 6000."""
-HOPPER = "9.0"
 DOUBT, LEAST = 300 * MiB, 512 * MiB
 """How far a profile run may be off; and the least that communicators of several ranks take."""
 WORKSPACE = 384 * MiB
@@ -128,7 +127,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     asleep = _sum(outside, graphs, NON_TORCH, Band(0, space, space)) if of.sleep else awake
     doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1)
     doubt = min(doubt, activation + non_torch)  # weights and one request are certain
-    besides = activation + non_torch + cache.request(of.max_model_len) - budget
+    besides = activation + non_torch + start.needed - budget
     short = least_bytes(of, gpu) + besides
     first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
     kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0

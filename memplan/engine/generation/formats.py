@@ -46,7 +46,7 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "awq": _packed("awq-4bit"),
     "machete": lambda rows, columns, group: (rows * columns // 2, *(rows * ceil_div(columns, group) * 2,) * 2),
     "gptq": _packed("gptq-4bit"),
-    "nf4": _packed("nf4-double"),
+    "nf4": _packed("nf4"),
     "int8": _packed("int8"),
 }
 """Of a packed matrix of so many rows and columns, in groups: weights, then their scales and zeros. Marlin has symmetric

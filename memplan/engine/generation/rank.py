@@ -27,6 +27,9 @@ MXFP4 = {
 }
 """By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's (vllm 0.10
 layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; triton_kernels hopper_scale.py, of 8 warps)."""
+UNGATED = Padding(inner=128)
+"""In NVFP4, after Hopper: scales are swizzled by so many rows, and weights padded to them where nothing is gated (vllm
+0.21 layers/quantization/utils/flashinfer_fp4_moe.py: prepare_nvfp4_moe_layer_for_fi_or_cutlass)."""
 
 
 class Rank(NamedTuple):
@@ -43,6 +46,8 @@ class Rank(NamedTuple):
     """Of them, those that divide each expert's inner features."""
     padding: Padding = Padding()
     """Of experts."""
+    ungated: Padding = Padding()
+    """Of those without a gate."""
     router_itemsize: int = 0
     """Of routers' weights; 0: as the model's class stores them."""
     plain: frozenset[str] = frozenset()

@@ -35,6 +35,18 @@ class Start(NamedTuple):
         return "mem_fraction_static" if self.era.share == "free" else "gpu_memory_utilization"
 
     @property
+    def states(self) -> int:
+        """Blocks that sequences at once need for their states, one each, before decoding is captured (vllm 0.20
+        config/compilation.py; github.com/vllm-project/vllm/pull/38270); drafts are captured in pieces."""
+        counted = self.era.counts_states and self.cache.state_bytes and not self.of.eager and self.of.draft is None
+        return self.of.max_num_seqs if counted else 0
+
+    @property
+    def needed(self) -> int:
+        """Bytes of a cache with which it starts: of one request, and of those states."""
+        return max(self.cache.request(self.of.max_model_len), self.states * self.cache.block_bytes)
+
+    @property
     def most(self) -> float:
         """The largest share that what is free allows."""
         whole = self.free if self.era.share == "free" else self.gpu.usable_bytes
@@ -42,8 +54,8 @@ class Start(NamedTuple):
 
     @property
     def least(self) -> float:
-        """The smallest share with which one request of ``max_model_len`` fits."""
-        needed = self.kept + self.cache.request(self.of.max_model_len) + self._others
+        """The smallest share with which one request of ``max_model_len`` fits, and all states do."""
+        needed = self.kept + self.needed + self._others
         whole = self.free if self.era.share == "free" else self.gpu.usable_bytes
         return ceil(100 * needed / whole) / 100 if whole > 0 else 2.0
 
@@ -56,6 +68,7 @@ class Start(NamedTuple):
 def reason(start: Start, over: bool) -> tuple[str, str]:
     """Why it does not start, and what to change; empty texts where it does. ``over``: graphs have no room."""
     of, needed = start.of, start.cache.request(start.of.max_model_len)
+    blocks = start.cache.blocks(start.kv)
     if start.era.checks and not of.kv_cache_memory and start.budget > start.free:
         told = (
             f"{format_bytes(max(0, start.free))} are free, and a share of {of.share:g} is {format_bytes(start.budget)}"
@@ -71,6 +84,11 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
         )
         longest = start.cache.longest(start.kv, of.max_model_len)
         return told, f"max_model_len: {longest}, or {_larger(start)}" if longest else _larger(start)
+    if start.states > blocks:
+        told = (
+            f"its cache of {format_bytes(start.kv)} has {blocks:,} blocks, and the states of {start.states:,} sequences"
+        )
+        return f"{told} at once take one each", f"max_num_seqs: {blocks}"
     if over and of.kv_cache_memory:
         room = start.free - start.beyond - start.kept
         told = f"a cache of {format_bytes(of.kv_cache_memory)} beside {format_bytes(start.kept)} does not fit the card"
@@ -87,7 +105,7 @@ def _larger(start: Start) -> str:
     """A larger share where one is enough and is free, else smaller parts; of a cache whose size is given, that. SGLang
     starts with less than a request."""
     if start.of.kv_cache_memory:
-        needed = ceil(start.cache.request(start.of.max_model_len) / MiB)
+        needed = ceil(start.needed / MiB)
         free = start.free - start.beyond - start.kept
         return f"kv_cache_memory: {needed}MiB" if needed * MiB <= free else _smaller(start)
     if start.least <= start.most:

@@ -10,12 +10,12 @@ from math import prod
 from memplan.engine.generation.cells import drafting_layer
 from memplan.engine.generation.formats import quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.engine.generation.rank import MXFP4, Padding, Rank, Tensors
+from memplan.engine.generation.rank import MXFP4, UNGATED, Padding, Rank, Tensors
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
-from memplan.tables.engines import BEFORE_ADA, BEFORE_HOPPER, era_of, version_of
+from memplan.tables.engines import BEFORE_ADA, BEFORE_HOPPER, HOPPER, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
 from memplan.tables.quantizations import DRAFT, LEFT_AT_MOST, PLAIN_IN_NVFP4, USUAL, Stored
 from memplan.units import ceil_div, round_up
@@ -84,9 +84,11 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         rank = rank._replace(router_itemsize=of.itemsize)
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in BEFORE_HOPPER):
         rank = rank._replace(padding=MXFP4.get(architecture, Padding()))
+    if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
+        rank = rank._replace(ungated=UNGATED)
     if architecture in BEFORE_ADA:
         rank = rank._replace(format={"fp8": "fp8-columns"}.get(rank.format, rank.format))
-    if architecture == "9.0" and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
+    if architecture == HOPPER and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
         rank = rank._replace(format={"awq": "machete"}.get(rank.format, rank.format))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
@@ -232,7 +234,7 @@ def _experts(experts: Experts, rank: Rank) -> Iterator[int]:
     """Routed experts and their router, which is whole and never quantised."""
     yield experts.router.parameters * (rank.router_itemsize or experts.routing.stored_itemsize or rank.itemsize)
     yield experts.count * 4 if experts.routing.corrected else 0
-    hidden, inner, rows_of_scales = rank.padding
+    hidden, inner, rows_of_scales = rank.padding if experts.gated else rank.ungated
     count = experts.count * rank.tensor_of_experts // rank.experts
     for bare in experts.stacked:
         down, (_, outputs, *inputs) = "down" in bare.name, bare.shape
