@@ -294,6 +294,13 @@ def test_what_is_counted_from_above(tmp_path: Path, text: str, fits: str) -> Non
     assert checked(tmp_path, text).fits == fits
 
 
+def test_a_head_for_classes_is_a_rewards_of_half_as_many_pairs(tmp_path: Path) -> None:
+    text = f"{LORA} --per_device_train_batch_size 7 --use_liger_kernel true"
+    found = drawn(tmp_path, f"{text} --task_type seq_cls --num_labels 3").values
+    assert (found["method"], found["batch_size"], "loss_head" in found) == ("reward", 4, False)
+    assert drawn(tmp_path, f"MAX_PIXELS=50176 {SEES} --task_type seq_cls --num_labels 3").values["method"] == "sft"
+
+
 def test_recomputes_nothing_where_it_says_none(tmp_path: Path) -> None:
     text = "NPROC_PER_NODE=4 megatron sft --model Qwen/Qwen2.5-0.5B --max_length 1024 --recompute_granularity "
     said = [drawn(tmp_path, f"{text}{word}").values["gradient_checkpointing"] for word in ("none", "selective", "full")]

@@ -173,3 +173,13 @@ def test_experts_with_biases_and_none_that_all_share() -> None:
     assert (found.fits, found.job["model"]["n_shared_experts"]) == ("yes", 0), found.text
     own = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SHAPE} --swiglu --hidden-dim-multiplier 1.3 --bf16"
     assert "hidden_dim_multiplier (model)" in checked("b.sh", own).text
+
+
+def test_a_model_and_its_images_are_asked_for_at_once() -> None:
+    own = LLAVA.replace("Qwen/Qwen2.5-0.5B", "$SAVED/mine").replace("--version plain --", "")
+    own += (
+        " --vision_tower openai/clip-vit-large-patch14-336 --mm_projector_type mlp2x_gelu --image_aspect_ratio anyres"
+    )
+    found = checked("a.sh", own)
+    assert "--model llava-hf/llava-1.5-7b-hf --set images.per_example=1" in found.hint, found.hint
+    assert "qwen2.5-7b" not in checked("b.sh", LLAVA.replace("Qwen/Qwen2.5-0.5B", "/x/Qwen2.5-Omni-7B") + "bf16").hint

@@ -89,6 +89,8 @@ def _such_as(name: str) -> str:
     size = _SIZE.search(last)
     of_size = [known for known in model_names() if size and size.group() in _SIZE.findall(known)]
     close = sorted(begun, key=len)[-1:] or get_close_matches(last, of_size, 1, 0.8)
+    if close and SEEN & {*_words(last)} - {*_words(close[0])}:  # Qwen2.5-Omni-7B is no qwen2.5-7b
+        return MODEL
     return MODEL.replace(SUCH["model"], f"--model {close[0]}") if close else MODEL
 
 
@@ -174,11 +176,12 @@ def _of_owner(parts: list[str]) -> str:
     return f"{owner}/{parts[-1]}" if owner else ""
 
 
-TURNED = words(
+SEEN = words("vl vlm mllm mm omni audio speech vision visual video image llava clip siglip internvl")
+"""Of a model that sees or hears."""
+TURNED = SEEN | words(
     """awq gptq aqlm hqq eetq exl2 mlx int4 int8 2bit 3bit bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm
-    eagle medusa draft pruned prune distill distilled distillation moe upcycled merged expanded vocab vl vlm mllm mm
-    omni audio speech vision visual video image llava clip siglip internvl minicpm chinese zh ko kor korean ja jp
-    japanese vi vietnamese thai arabic hindi turkish persian extended"""
+    eagle medusa draft pruned prune distill distilled distillation moe upcycled merged expanded vocab chinese zh ko kor
+    korean ja jp japanese vi vietnamese thai arabic hindi turkish persian extended"""
 )
 """Words beside a model's name by which a checkpoint may be another's shape, or have another vocabulary."""
 

@@ -205,7 +205,8 @@ def read_model(dialect: Dialect) -> None:
     if given and isinstance(keys.draft.options["model"], str):  # an option stands for the language model of the file
         words = (keys.draft.options["model"], words[1])
     apart = dialect.script is not None and dialect.script.tower_apart
-    pair = together(*words, str(keys.settings.values.get("mm_projector_type") or "")) if tower and apart else None
+    projector = str(keys.settings.values.get("mm_projector_type") or "")
+    pair = together(*words, projector) if tower and apart else None
     for key in keys.settings.values if pair else ():
         if PARTS.search(key) and key not in (*HARMLESS, *TOWERS) and not any(key in known for known in NAMES.values()):
             keys.warn(key, decides="model")
@@ -217,16 +218,15 @@ def read_model(dialect: Dialect) -> None:
     key = _sees(dialect)
     named = keys.draft.options.get("model") if given else key and (alike(words[0]) or words[0])
     blind = not pair and reads_text_alone(named)
-    if tower:
-        dialect.tower = UNKNOWN if blind or not (pair or given) else tower
+    behind = apart and not given and together(SUCH["model"], words[1], projector)
+    lost = bool(tower) and (blind or not (pair or given))
+    if tower:  # one that a language model's name stands beside is asked about as if it were there
+        dialect.tower = UNKNOWN if lost and (name or not behind) else tower
     elif blind and key:
         dialect.tower = UNKNOWN
         keys.warn(key, f"the model that is {'given' if given else 'named'} sees no images", "model", SEEING)
-    if tower and dialect.tower == UNKNOWN:
-        behind = not given and together(
-            SUCH["model"], words[1], str(keys.settings.values.get("mm_projector_type") or "")
-        )
-        hint = MODEL if apart and behind else SEEING
+    if lost:
+        hint = MODEL if behind else SEEING
         keys.warn(tower, "the tower beside the language model is not counted", "model", hint)
     elif tower and not (dialect.script and dialect.script.beside) and (lora := dialect.on("lora")):
         keys.warn(lora, "adapters of the language model beside a tower with linears of the same names", "adapters")

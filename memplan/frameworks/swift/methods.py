@@ -5,12 +5,13 @@ Source: ms-swift 4.5 swift/arguments/rlhf_args.py, rlhf_trainers/; 3.12 swift/ll
 import re
 from typing import Any
 
-from memplan.frameworks.base import Keys
+from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import VLLM as ARGUMENTS
 from memplan.frameworks.generating import put, put_engine, put_offload, put_server, read_fields, warn_engine
 from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
 from memplan.presets import find_preset
+from memplan.units import ceil_div
 
 ONLINE = ("grpo", "ppo", "distill")
 PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo", "reward")
@@ -34,11 +35,24 @@ def read_method(keys: Keys, verb: str) -> str:
     task = (keys.text("task_type") or "causal_lm").lower()
     if task == "seq_cls" or (keys.has("num_labels") and task == "causal_lm"):
         key = "task_type" if keys.has("task_type") else "num_labels"
-        why = "a head for classes is counted as no less than the language model's and its loss"
-        keys.bound(key, why, "method")
+        keys.bound(key, "a head for classes is counted as no less than it takes", "method")
+        keys.draft.finishers["classes"] = _of_rows
     elif task != "causal_lm":
         keys.warn("task_type", f"a head for {task[:20]} is not modelled: the language model's is counted", "method")
     return method
+
+
+def _of_rows(draft: Draft) -> None:
+    """A head for classes scores each row, as a reward's does two rows of each pair: half as many pairs are counted;
+    beside images the language model's head and its loss, which take more."""
+    said = [draft.values.get(key) for key in ("trainer", "method", "images")]
+    if said != ["swift", "sft", None] or {"method", "batch_size", "images"} & draft.given:
+        return
+    draft.values["method"] = "reward"
+    for key in {"batch_size", "eval_batch_size"} & draft.values.keys():
+        if isinstance(rows := draft.values[key], int):
+            draft.values[key] = ceil_div(rows, 2)
+    draft.values.pop("loss_head", None)
 
 
 def read_lengths(keys: Keys, method: str) -> None:
