@@ -183,3 +183,11 @@ def test_a_model_and_its_images_are_asked_for_at_once() -> None:
     found = checked("a.sh", own)
     assert "--model llava-hf/llava-1.5-7b-hf --set images.per_example=1" in found.hint, found.hint
     assert "qwen2.5-7b" not in checked("b.sh", LLAVA.replace("Qwen/Qwen2.5-0.5B", "/x/Qwen2.5-Omni-7B") + "bf16").hint
+
+
+def test_what_a_script_sources_from_another_machines_project_is_this_ones() -> None:
+    Path("own/settings/models").mkdir(parents=True)
+    Path("own/settings/models/small.sh").write_text(f'SIZES="{SHAPE}"\n')
+    script = "ROOT=/scratch/$USER/project\nsource $ROOT/own/settings/models/small.sh\n"
+    script += "torchrun --nproc_per_node 8 pretrain_gpt.py $SIZES --bf16"
+    assert checked("own/jobs/old/a.sh", script).job["model"]["n_embd"] == 64

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from pathlib import Path
 
-MAX_BYTES = 64 * 1024
+MAX_BYTES, MOST_PARTS = 64 * 1024, 6
 
 
 def folder_of(path: str) -> str:
@@ -14,12 +14,13 @@ def folder_of(path: str) -> str:
 def sourced_text(script: str, reference: str) -> tuple[str, str]:
     """(path, text) of a file that a script sources, in its folder or its project; empty for none that is plain text.
 
-    Of a path that is not here its last two parts are looked for: ``$HERE/models/qwen3-4B.sh``."""
+    Of a path that is not here its last parts are looked for, two at least: ``$HERE/models/qwen3-4B.sh``."""
     here = Path(script).resolve().parent
     top = project_of(here)
     between = [folder for folder in here.parents if top in folder.parents]
-    ends = "/".join(reference.split("/")[-2:])
-    for name in dict.fromkeys((reference, ends)):
+    parts = reference.split("/")
+    ends = ("/".join(parts[-count:]) for count in range(min(len(parts) - 1, MOST_PARTS), 1, -1))
+    for name in dict.fromkeys((reference, *ends, "/".join(parts[-2:]))):
         for root in (here, top, *between):
             path = (root / name).resolve()
             if path.is_file() and path.is_relative_to(top) and path.stat().st_size <= MAX_BYTES:

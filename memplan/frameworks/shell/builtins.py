@@ -159,9 +159,9 @@ def _source(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own:
     """``source $HERE/models/small.sh``: a folder that is not known is taken for the script's own."""
     if not words:
         return ""
-    folder, _, rest = words[0].text.partition("/")
-    name = rest if UNKNOWN in folder else words[0].text
-    return of.sourced(words[0]._replace(text=name)) if name and UNKNOWN not in name else ""
+    known, sign, _ = words[0].text.rpartition(UNKNOWN)
+    name = words[0].text[len(known + sign) :].partition("/")[2] if sign else words[0].text
+    return of.sourced(words[0]._replace(text=name)) if name else ""
 
 
 def _let(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
