@@ -148,3 +148,6 @@ def test_what_an_evaluation_generates_by_makes_no_rollouts(tmp_path: Path) -> No
     longer = read(tmp_path, f"{GRPO}max_tokens_per_trajectory: 8192\nmine: 3\n")
     assert longer.job.sequence_length == 8192
     assert any("no settings of AReaL" in line and "mine" in line for line in longer.warnings)
+    assert not any("nothing bounds prompts" in line for line in longer.warnings)
+    unbounded = read(tmp_path, GRPO.replace(", max_length: 1024", ""))
+    assert any("no longer than the 10240 tokens" in line for line in unbounded.warnings)

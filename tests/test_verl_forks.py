@@ -434,3 +434,8 @@ def test_an_actor_of_the_projects_own_that_copies_the_logits_is_unclear_where_it
 
 def test_a_model_of_the_projects_own_name_beside_the_policy_is_unclear(tmp_path: Path) -> None:
     assert deciding(read(tmp_path, f"{RL} {M}proposer_path=a/b {M}log_path=x")) == {f"{M}proposer_path": "model"}
+
+
+def test_weights_gathered_in_the_other_half_are_as_large(tmp_path: Path) -> None:
+    at = f"{A}fsdp_config.mixed_precision.param_dtype"
+    assert [deciding(read(tmp_path, f"{RL} {at}={word}")) for word in ("fp16", "fp32")] == [{}, {at: "precision"}]

@@ -185,6 +185,12 @@ def _batch(keys: Keys, method: str) -> None:
     longest = max(longest, keys.whole("max_tokens_per_trajectory") or 0 if online else 0)
     halves = 2 if method in ("dpo", "reward") else 1
     keys.skip("actor.mb_spec.n_mbs", "actor.mb_spec.granularity", "actor.mb_spec.packing_algorithm")
+    if online and not (prompt or keys.whole("max_tokens_per_trajectory")) and "sequence_length" not in keys.draft.given:
+        taken = (
+            f"no longer than the {tokens}" if (tokens or 0) > longest else f"as long as their completions, {longest}"
+        )
+        why = f"nothing bounds prompts: samples are taken to be {taken} tokens"
+        keys.draft.remarks.append(f"{keys.settings.path}: {why}; add train_dataset.max_length or --sequence-length")
     if tokens:
         length = longest or tokens // halves
         budget = max(tokens, longest * halves)

@@ -92,6 +92,7 @@ def _dtypes(keys: Keys, at: str) -> None:
     if reduced:
         keys.put("reduce_dtype", NAMED.get(reduced, reduced), f"{at}.reduce_dtype")
     half = str(keys.draft.values.get("precision") or "").partition("-")[0]
-    if computed and NAMED.get(computed, computed) != half:
+    word = NAMED.get(computed or "", computed)
+    if computed and word != half and {word, half} != {"bf16", "fp16"}:  # which are as large
         keys.warn(f"{at}.param_dtype", f"weights are counted as gathered in {half}")
     keys.skip(f"{at}.buffer_dtype", f"{at}.param_dtype")
