@@ -98,11 +98,22 @@ class Pass(NamedTuple):
     """Of the backward, attention's."""
 
 
-def layers_pass(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> Pass:
-    """The pass over all layers."""
-    total = [0.0] * len(Pass._fields)
+Known = dict[tuple[int, int, float], tuple[Pass, Forward]]
+"""Of one layer, with nothing made again: by its kind, rows, and share of such layers whose saved tensors go through
+hooks."""
+
+
+def layers_pass(work: ModelWork, shape: Shape, device: Device, rates: Rates, known: Known | None = None) -> Pass:
+    """The pass over all layers. ``known``: of the same objects and shape, whatever is made again."""
+    total, known = [0.0] * len(Pass._fields), {} if known is None else known
     for kind, (count, each) in enumerate(work.layers):
-        for position, seconds in enumerate(_layer(each, kind, shape, device, rates)):
+        packed = sum(one.shares[kind] for one in shape.again if one.what == "full") if shape.packs else 0.0
+        key = kind, shape.rows, packed
+        if key not in known:
+            known[key] = _layer(each, packed, shape, device, rates)
+        made, parts = known[key]
+        more = sum(one.shares[kind] * again(each, one.what, parts) for one in shape.again)
+        for position, seconds in enumerate(made._replace(again=more)):
             total[position] += count * seconds
     return Pass(*total)
 
@@ -110,17 +121,18 @@ def layers_pass(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> 
 class Passes(dict[int, Pass]):
     """``layers_pass`` by its rows, each made when it is first asked for."""
 
-    def __init__(self, work: ModelWork, shape: Shape, device: Device, rates: Rates) -> None:
+    def __init__(self, work: ModelWork, shape: Shape, device: Device, rates: Rates, known: Known) -> None:
         super().__init__()
-        self.of = work, shape, device, rates
+        self.of, self.known = (work, shape, device, rates), known
 
     def __missing__(self, rows: int) -> Pass:
         work, shape, device, rates = self.of
-        made = self[rows] = layers_pass(work, shape._replace(rows=rows), device, rates)
+        made = self[rows] = layers_pass(work, shape._replace(rows=rows), device, rates, self.known)
         return made
 
 
 _PASSES: dict[tuple[int, Shape, int, int], Passes] = {}
+_LAYERS: dict[tuple[int, Shape, int, int], Known] = {}
 MOST = 5_000
 
 
@@ -131,11 +143,14 @@ def passes_of(work: ModelWork, shape: Shape, device: Device, rates: Rates) -> Pa
     if known is None:
         if len(_PASSES) >= MOST:
             _PASSES.clear()
-        known = _PASSES[key] = Passes(work, shape, device, rates)
+            _LAYERS.clear()
+        layers = _LAYERS.setdefault((id(work), shape._replace(rows=0, again=()), id(device), id(rates)), {})
+        known = _PASSES[key] = Passes(work, shape, device, rates, layers)
     return known
 
 
-def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) -> Pass:
+def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates) -> tuple[Pass, Forward]:
+    """With nothing made again, and what that would be made of."""
     tokens = shape.rows * shape.length / shape.context
     memory = device.memory * rates.memory
     layout = Layout(
@@ -179,7 +194,7 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
         shape.merged,
         held if shape.looped else 0.0,
         shape.attention == "eager" and each.per_pair > 0,
-        sum(one.shares[kind] for one in shape.again if one.what == "full") if shape.packs else 0.0,
+        packed,
     )
     host = host_of(each, issued, rates)
     weighed = shape.weighed / shape.tensor / memory
@@ -189,8 +204,7 @@ def _layer(each: Work, kind: int, shape: Shape, device: Device, rates: Rates) ->
     behind += attended + moves * BACKWARD_MOVES + cast_out
     backward = max(behind, host.backward)
     parts = Forward(product + adapters, attention, between, within + scores + cast_in, max(forward, host.again))
-    more = sum(one.shares[kind] * again(each, one.what, parts) for one in shape.again)
-    return Pass(product + adapters, attention, moves, max(forward, host.forward), backward, more, attended)
+    return Pass(product + adapters, attention, moves, max(forward, host.forward), backward, 0.0, attended), parts
 
 
 def _adapters(shape: Shape, tokens: float, device: Device, rates: Rates) -> float:

@@ -33,11 +33,10 @@ from memplan.cost.traffic import (
     Sizes,
     context_parallel,
     data_parallel,
-    expert_parallel,
     expert_parts,
     pipeline,
     rings,
-    tensor_parallel,
+    waited_for,
 )
 from memplan.cost.work import ModelWork, model_work
 from memplan.spec.recipe import Recipe
@@ -185,11 +184,11 @@ def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, de
     """Exposed seconds of communication that activations cause in one micro-step: tensor and expert parallelism wait in
     forward, backward and where forward is made again; a ring of keys and values runs beside attention."""
     times = 2 + (trained.again / trained.forward if trained.forward else 0)
-    tensor = tensor_parallel(recipe, work, over, device.memory * rates.memory)
+    tensor, experts = waited_for(recipe, work, over, device.memory * rates.memory)
     if recipe.trainer.megatron and recipe.megatron.tp_comm_overlap:
         beside = _waited(tensor, rates.overlap * trained.products, rates._replace(contention=COPIED))
         tensor = beside + tensor * UNSPLIT
-    waits = (tensor + expert_parallel(recipe, work, over)) * times
+    waits = (tensor + experts) * times
     if not rings(recipe):
         return waits + context_parallel(recipe, work, over) * times
     ring = context_parallel(recipe, work, over) * (times + 1)

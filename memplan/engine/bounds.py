@@ -13,24 +13,29 @@ from memplan.engine.totals import remembered, states_alone, totalled, without_sh
 from memplan.spec.recipe import Recipe
 
 
-def floor(recipe: Recipe) -> int:
+def floor(recipe: Recipe, enough: float = inf) -> int:
     """Bytes that the fullest class of ranks holds of model states alone: less than any of its meters says. Of a
-    pipeline the ends and the middle are asked."""
-    return max(states_alone(of.recipe) for of in few_classes(recipe))
+    pipeline the ends and the middle are asked, and no further one than the first with more than is ``enough``."""
+    most = 0
+    for of in few_classes(recipe):
+        most = max(most, states_alone(of.recipe))
+        if most > enough:
+            break
+    return most
 
 
-def stepping(recipe: Recipe) -> int:
+def stepping(recipe: Recipe, enough: float = inf) -> int:
     """Bytes of model states and of the gradients that the optimizer's step reads, each rank its share; states alone
-    where they may be elsewhere, or counted among them."""
+    where they may be elsewhere, or counted among them. ``enough``: as for ``floor``."""
     row, sharding = recipe.optimizer.row, recipe.sharding
     asked = recipe.provenance.job.get("offload") or sharding.fsdp.cpu_offload
     plain = row.name in ("adamw", "lion", "sgd", "sgd-momentum") and not (recipe.trainer.megatron or asked)
     if not plain or sharding.name not in ("fsdp2", "zero2", "zero3"):
-        return floor(recipe)
+        return floor(recipe, enough)
     weights = model_weights(recipe.model, recipe.adapter is None, recipe.adapter)
     trained = count([weight for weight in weights if weight.trained])
     shared = max(sharding.ranks, 1) * recipe.parallel.tensor * recipe.parallel.pipeline
-    return floor(recipe) + trained // shared * recipe.storage.gradient_itemsize
+    return floor(recipe, enough) + trained // shared * recipe.storage.gradient_itemsize
 
 
 def resting(recipe: Recipe) -> int:

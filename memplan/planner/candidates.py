@@ -247,7 +247,8 @@ class Floors:
     def __call__(self, recipe: Recipe) -> bool:
         """States depend on the layout, and not on the batch or the other axes (tests/test_plan_order.py)."""
         assert recipe.hardware.gpu is not None
-        return stepping(recipe) > int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
+        usable = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
+        return stepping(recipe, usable) > usable
 
 
 def _named(other: Keys, recipe: Recipe) -> Iterator[Hashable]:
