@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,8 +18,8 @@ from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.errors import UsageError
 from memplan.render.accuracy_svg import accuracy_svg
-from memplan.truth import TruthSet, read_sets
-from memplan.units import GiB
+from memplan.truth import TruthSet, default_folder, read_sets
+from memplan.units import GiB, MiB
 
 JOB: dict[str, Any] = {"model": "smollm2-135m", "batch_size": 1, "sequence_length": 512}
 Write = Callable[..., Path]
@@ -40,8 +41,15 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture(scope="module")
 def own() -> Accuracy:
-    """memplan's own truth."""
+    """memplan's own truth: a minute and a half, so for slow tests alone."""
     return accuracy()
+
+
+@pytest.fixture(scope="module")
+def few() -> Accuracy:
+    """All that is traced, and of each other set every fortieth row."""
+    sets = read_sets([default_folder()])
+    return errors_of([each if each.kind == "traced" else replace(each, rows=each.rows[::40]) for each in sets])
 
 
 def row(name: str = "a", job: Any = None, **measured: Any) -> dict[str, Any]:
@@ -59,6 +67,7 @@ def test_the_default_sets_are_all_there(own: Accuracy) -> None:
     assert counts["torchtitan"] == ("published", 29)
     assert counts["megatron"] == ("published", 31)
     assert all(each.source for each in own.sets if each.kind != "measured")
+    assert own.missed_bounds() == []
 
 
 def test_every_published_row_names_its_source_and_its_figure() -> None:
@@ -83,22 +92,52 @@ def test_no_row_is_lost(own: Accuracy) -> None:
         assert each.rows == each.estimated + each.refused
 
 
-def test_each_grouping_sums_to_the_number_of_rows(own: Accuracy) -> None:
-    estimated = sum(each.estimated for each in own.sets)
-    allocated = {(f.set, f.id) for f in own.figures if f.meter == "allocated"}
-    assert len({(f.set, f.id) for f in own.figures}) == estimated
-    sums = {(g.by, g.of): sum(group.rows for group in g.groups) for g in own.groupings}
+def test_each_grouping_sums_to_the_number_of_rows(few: Accuracy) -> None:
+    estimated = sum(each.estimated for each in few.sets)
+    allocated = {(f.set, f.id) for f in few.figures if f.meter == "allocated"}
+    assert len({(f.set, f.id) for f in few.figures}) == estimated
+    sums = {(g.by, g.of): sum(group.rows for group in g.groups) for g in few.groupings}
     for by in ("set", "family", "method", "sharding"):
         assert sums[by, "allocated, peak"] == len(allocated)
-    assert sums["meter", "peak"] == sum(figure.phase == "peak" for figure in own.figures)
+    assert sums["meter", "peak"] == sum(figure.phase == "peak" for figure in few.figures)
     assert sums["phase", "allocated, one GPU"] + sums["phase", "allocated, sharded"] == sum(
-        figure.meter == "allocated" for figure in own.figures
+        figure.meter == "allocated" for figure in few.figures
     )
 
 
-def test_own_truth_holds_the_bounds(own: Accuracy) -> None:
+def test_own_truth_holds_the_bounds(few: Accuracy) -> None:
     assert BOUNDS == {"median": 0.001, "p95": 0.01, "worst": 0.03}
-    assert own.missed_bounds() == []
+    assert few.missed_bounds() == []
+
+
+@pytest.mark.slow
+def test_published_runs_of_prime_rl_are_within_twelve_percent(own: Accuracy) -> None:
+    """All, median 2 %: nine in ten within 6 %, experts of LoRA over 65,536 tokens among them."""
+    errors = sorted(abs(figure.error) for figure in own.figures if figure.set == "prime-rl")
+    assert errors[len(errors) // 2] < 0.02
+    assert errors[9 * len(errors) // 10] < 0.06
+    assert errors[-1] < 0.12
+
+
+@pytest.mark.slow
+def test_starts_that_were_published(own: Accuracy) -> None:
+    """No start is refused, none that died fits; vLLM's weights within 0.2 % beyond their log's rounding, but for one in
+    ten, most of them files whose list of what they leave in 16 bits is not there; the fall of free memory with
+    kernels that load; tokens of nine in ten caches within 8 %."""
+    found = [figure for figure in own.figures if figure.set == "rollout"]
+    errors: dict[str, list[float]] = {}
+    for figure in found:
+        errors.setdefault(figure.meter, []).append(abs(figure.error))
+    assert sum(figure.meter == "starts" and figure.measured_bytes == 2 for figure in found) >= 6
+    assert max(errors["starts"]) == 0
+    assert max(errors["bytes of a token"]) == 0
+    assert sum(error > 0.002 for error in errors["weights"]) <= len(errors["weights"]) / 10
+    assert max(errors["weights"]) < 0.05
+    fallen = [each for each in found if each.meter == "fall of free memory"]
+    assert all(-28 * MiB < each.measured_bytes - each.estimated_bytes < 544 * MiB for each in fallen)
+    tokens = sorted(errors["tokens of the cache"])
+    assert tokens[len(tokens) // 2] < 0.01
+    assert tokens[9 * len(tokens) // 10] < 0.08
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -270,9 +309,9 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.fixture
-def once(own: Accuracy, monkeypatch: pytest.MonkeyPatch) -> None:
+def once(few: Accuracy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's own truth is held against the engine no second time."""
-    monkeypatch.setattr("memplan.accuracy.accuracy", lambda files: own if not files else accuracy(files))
+    monkeypatch.setattr("memplan.accuracy.accuracy", lambda files: few if not files else accuracy(files))
 
 
 @pytest.mark.usefixtures("once")
@@ -289,15 +328,15 @@ def test_markdown_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("once")
-def test_every_form_says_the_same(own: Accuracy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_form_says_the_same(few: Accuracy, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(printed(capsys, "--json"))
-    assert data == json.loads(json.dumps(own.to_dict()))
+    assert data == json.loads(json.dumps(few.to_dict()))
     rows = list(csv.DictReader(io.StringIO(printed(capsys, "--format", "csv"))))
-    assert len(rows) == len(own.figures) + len(own.refusals)
+    assert len(rows) == len(few.figures) + len(few.refusals)
     table = printed(capsys)
-    for grouping in own.groupings:
+    for grouping in few.groupings:
         assert f"Error by {grouping.by} ({grouping.of})" in table
-    assert all(each.reason.split(":")[0] in table for each in own.refused)
+    assert all(each.reason.split(":")[0] in table for each in few.refused)
 
 
 def test_output_goes_to_a_file(tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ def test_drawn_configs_are_described_or_refused(many: int) -> None:
 
 @pytest.mark.slow
 def test_drawn_files_are_judged_or_refused(tmp_path: Path) -> None:
-    many, random = 400, Random(3)
+    many, random = 200, Random(3)
     assert sum(check_text(tmp_path, *file_of(random)) for _ in range(many)) > many / 12
 
 

@@ -34,7 +34,7 @@ JOBS = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @given(job=JOBS)
-@examples(12)
+@examples(8)
 def test_the_fewest_gpus_are_the_first_count_whose_list_has_a_plan(job: dict[str, Any]) -> None:
     job = {**job, "global_batch_size": 12}
     found = plan(read_job(job), wanted=1, suggest=False, ask=["min_gpus"])

@@ -46,9 +46,9 @@ def job_of(trainer: str, method: str, card: dict[str, Any]) -> dict[str, Any]:
 def assert_said(given: JobInput, trainer: str) -> None:
     """Its files make the same bytes."""
     found = emit(given, find_framework(trainer))
-    again = peak(resolve(found.read_back(found.given.job)))
-    assert again.device == peak(resolve(given)).device
-    assert again.allocated == peak(resolve(given)).allocated
+    again, first = (peak(resolve(each)) for each in (found.read_back(found.given.job), given))
+    assert again.device == first.device
+    assert again.allocated == first.allocated
 
 
 def every_job() -> Iterator[Any]:
@@ -70,7 +70,7 @@ def test_the_best_plans_are_said_to_the_trainer(
         with pytest.raises(InvalidJob, match="fused in Megatron's linear_qkv"):
             plan(read_job({**job_of(trainer, method, card), **more}))
         return
-    found = plan(read_job({**job_of(trainer, method, card), **more}), wanted=8, allow=("offload",))
+    found = plan(read_job({**job_of(trainer, method, card), **more}), wanted=4, allow=("offload",))
     assert found.fits
     for each in found.plans:
         assert_said(read_job(each.job), trainer)

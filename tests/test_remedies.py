@@ -83,7 +83,7 @@ def assert_true(job: dict[str, Any], report: Report) -> None:
 
 
 @given(job=JOBS)
-@examples(25)
+@examples(15)
 @pytest.mark.slow
 def test_the_changed_job_has_the_figures_that_are_stated(job: dict[str, Any]) -> None:
     try:

@@ -69,35 +69,9 @@ SHARDED = [
 ALL = [{**COMMON, **each} for each in (*JOBS, *SHARDED)]
 
 (TRACED,) = read_sets([default_folder() / "traced-transformers-5.23.json"])
-CHOSEN = (
-    0,
-    3,
-    24,
-    37,
-    50,
-    53,
-    55,
-    62,
-    66,
-    69,
-    80,
-    82,
-    84,
-    89,
-    95,
-    107,
-    109,
-    110,
-    112,
-    114,
-    115,
-    131,
-    133,
-    137,
-    139,
-    151,
-)
-"""Quick ones of every kind: families, autocast, eager, pairs, schedules, adapters, optimizers, experts."""
+CHOSEN = (3, 37, 53, 62, 66, 82, 84, 95, 107, 110, 114, 131, 133, 137, 139, 151)
+"""One of every kind: families, autocast, fp32, eager, pairs, each schedule, adapters, optimizers, experts. All rows are
+held against the engine by ``memplan accuracy``; the tracer is, above, in more kinds than these."""
 ROWS = [row for row in TRACED.rows if row.id in {f"step-{number:03}" for number in CHOSEN}]
 
 Answer = Trace | MemplanError
@@ -119,7 +93,7 @@ def test_trace_and_engine_agree_in_every_phase(described: dict[str, Any], traced
 
 
 def test_the_chosen_rows_are_there() -> None:
-    assert len(ROWS) == len(CHOSEN) >= 20
+    assert len(ROWS) == len(CHOSEN)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
