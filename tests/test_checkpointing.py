@@ -269,3 +269,23 @@ def test_a_compiled_layer_keeps_nothing_that_its_backward_does_not_read() -> Non
     eager, compiled = (saved(**SELECTIVE, compile=one) for one in (False, True))
     tokens, width, layers = 2 * 1024, 512, 4
     assert eager - compiled == layers * tokens * width * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "reentrant"),
+    [
+        ({}, True),
+        ({"gradient_checkpointing_reentrant": False}, True),
+        ({"method": "dpo"}, True),
+        ({"method": "dpo", "trainer_version": "1.8"}, False),
+        ({"trainer_version": "0.28", "gradient_checkpointing": "full"}, True),
+        ({"trainer_version": "0.27", "gradient_checkpointing": "full"}, False),
+        ({"zero_stage": 2}, False),
+        ({"lora": None}, False),
+        ({"gradient_checkpointing": "none"}, False),
+        ({"trainer": "transformers", "gradient_checkpointing": "full"}, False),
+    ],
+)
+def test_trl_forces_reentrant_checkpoints_on_adapters_under_zero3(keys: dict[str, Any], reentrant: bool) -> None:
+    job = {"model": LLAMA, "method": "sft", "trainer": "trl", "lora": {"r": 8}, "zero_stage": 3, "num_gpus": 8, **keys}
+    assert resolve(read_job(job)).checkpointing.reentrant == reentrant

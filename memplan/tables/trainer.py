@@ -35,15 +35,13 @@ class ModelClasses(NamedTuple):
     """Those of transformers before 5: checkpointing calls the layer as FSDP has wrapped it, where later the layer
     checkpoints itself, within its unit; experts are modules of their own."""
     keeps_4bit_inputs: bool = False
-    """bitsandbytes beside it is older than 0.43.2 of July 2024, before which ``ctx.tensors`` of its 4-bit product is
-    (A, B), not (None, B) (autograd/_functions.py: MatMul4Bit)."""
+    """bitsandbytes before 0.43.2: ``ctx.tensors`` of MatMul4Bit (autograd/_functions.py) is (A, B), not (None, B)."""
     before_5_24: bool = False
     """Those of transformers 5 up to 5.23."""
     repeats_flash: tuple[str, ...] = ()
     """Model types that repeat keys and values for flash attention, as for eager."""
     repeats_sdpa: bool = False
-    """They repeat keys and values before SDPA whether or not there is a mask (transformers 4.53 and before,
-    integrations/sdpa_attention.py; from 4.54 on ``use_gqa_in_sdpa`` asks for grouped heads instead)."""
+    """They do before SDPA with and without a mask (transformers before 4.54's ``use_gqa_in_sdpa``)."""
     repeats: bool = False
     """Its attention repeats keys and values, whatever the kernel."""
     unties: bool = False
@@ -88,6 +86,8 @@ class Checkpointing(NamedTuple):
     """Preparing a quantised model turns it on."""
     reentrant: bool = False
     """``use_reentrant``: transformers before 5, and TRL before it set false itself."""
+    forced_from: Mapping[str, str] = _NONE
+    """By method the version from which adapters under ZeRO-3 have it, whatever is asked for."""
     modules: tuple[str, ...] = ()
     """What is checkpointed by itself where layers are asked for: norms, attention, mlp, moe; empty for whole layers."""
     from_first: bool = False

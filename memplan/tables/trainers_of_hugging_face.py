@@ -116,6 +116,9 @@ _ALL_BUT_SFT = ("dpo", "ipo", "kto", "cpo", "simpo", "orpo")
 _GROUP_ENTROPY: dict[str, EntropyUse] = {"grpo": "metric", "rloo": "metric"}
 _CPO_NORMS: dict[str, Upcast] = {"cpo": "norms", "orpo": "norms", "simpo": "norms"}
 
+# huggingface/trl#4951 and #6356, as released; of distill trl 1.16 trainer/distillation_trainer.py
+_REENTRANT = {"sft": "0.28", "distill": "1.16"} | dict.fromkeys(("reward", "dpo", "ipo", "kto", *_GROUPED), "1.9")
+
 _TRL_0_7 = Trainer(
     "trl",
     "TRL",
@@ -181,7 +184,7 @@ _TRL_0_19 = _TRL_0_16._replace(
 )
 _TRL_0_27 = _TRL_0_19._replace(
     since="0.27",
-    checkpointing=Checkpointing(),
+    checkpointing=Checkpointing(forced_from=_REENTRANT),
     # before it use_liger_loss alone asks for it (trl 0.24 trainer/grpo_trainer.py), and use_liger_kernel for layers
     loss=_TRL_0_19.loss._replace(liger_heads={"sft": "liger", "grpo": "liger-policy"}),
     source="trl 0.27 trainer/dpo_config.py, experimental/cpo/cpo_config.py: use_reentrant is False where not given",
@@ -191,7 +194,7 @@ _TRL_0_29 = _TRL_0_27._replace(
     models=ModelClasses(),
     # trl 1.0 to 1.16 experimental/cpo/cpo_trainer.py, experimental/orpo/orpo_trainer.py: from_pretrained without dtype
     numerics=_AMP._replace(checkpoints_dtype=("cpo", "simpo", "orpo")),
-    checkpointing=Checkpointing(on=True, from_first=True),
+    checkpointing=Checkpointing(on=True, from_first=True, forced_from=_REENTRANT),
     # prepare_peft_model and peft_module_casting_to_bf16 (models/utils.py) are CPO's alone from here on (TRL 1.16)
     adapters=_TRL_0_27.adapters._replace(kbit_upcast=_CPO_NORMS, quantised_dtype="bf16"),
     loss=_TRL_0_27.loss._replace(
