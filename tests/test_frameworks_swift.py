@@ -370,3 +370,15 @@ def test_a_policy_that_teaches_itself_is_counted_with_a_teacher_of_its_shape(tmp
     assert "extra_models" not in asked.value.hint
     beside = drawn(tmp_path, f"{text.strip()} --teacher_model Qwen/Qwen2.5-14B --sft_alpha 0.1\n", model="qwen2.5-7b")
     assert [(each.key, each.decides) for each in beside.unread] == [("sft_alpha", "loss")]
+
+
+def test_megatron_sees_images_too_and_is_handed_arguments_of_its_own(tmp_path: Path) -> None:
+    own = "--max_length 1024 --micro_batch_size 2 --recompute_granularity full --recompute_method uniform"
+    text = f"MAX_PIXELS=50176 NPROC_PER_NODE=4 megatron sft --model Qwen/Qwen2.5-VL-3B-Instruct {own}"
+    found = drawn(
+        tmp_path, f"""{text} --megatron_extra_kwargs '{{"recompute_num_layers": 3, "lr_warmup_init": 1e-6}}'"""
+    )
+    assert found.values["images"]["per_example"] >= 1
+    assert found.values["megatron"]["recompute_num_layers"] == 3
+    assert not [each.key for each in found.unread if each.decides]
+    assert "images" not in drawn(tmp_path, text.replace("VL-3B", "3B").replace("MAX_PIXELS=50176 ", "")).values

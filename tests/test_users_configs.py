@@ -191,3 +191,10 @@ def test_what_a_script_sources_from_another_machines_project_is_this_ones() -> N
     script = "ROOT=/scratch/$USER/project\nsource $ROOT/own/settings/models/small.sh\n"
     script += "torchrun --nproc_per_node 8 pretrain_gpt.py $SIZES --bf16"
     assert checked("own/jobs/old/a.sh", script).job["model"]["n_embd"] == 64
+
+
+def test_a_model_that_gpus_share_experts_of_is_asked_for_by_one_that_has_them() -> None:
+    found = checked(
+        "a.sh", "NPROC_PER_NODE=8 megatron sft --model /x/mine --max_length 512 --expert_model_parallel_size 8"
+    )
+    assert "--model Qwen/Qwen3-30B-A3B" in found.hint

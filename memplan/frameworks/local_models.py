@@ -70,7 +70,13 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
     elif why:
         lora = draft.values.get("lora")
         targets = lora.get("targets") if isinstance(lora, Mapping) else None
-        raise NotKnown(f"{said}: {name[:80]} {why}", question(name, targets, draft.unread, draft.options))
+        hint = question(name, targets, draft.unread, draft.options)
+        experts = int(draft.values.get("expert_parallel") or 1) > 1
+        raise NotKnown(f"{said}: {name[:80]} {why}", hint.replace(SUCH["model"], WITH_EXPERTS) if experts else hint)
+
+
+WITH_EXPERTS = "--model Qwen/Qwen3-30B-A3B"
+"""Where GPUs share experts, that the usual example has none of."""
 
 
 def question(model: object, targets: object, unread: Iterable[Unread], options: Mapping[str, Any]) -> str:

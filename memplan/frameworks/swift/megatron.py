@@ -14,6 +14,7 @@ from memplan.frameworks.megatron.keys import DEFAULTS as OF_MEGATRON
 from memplan.frameworks.megatron.model import put_attention
 from memplan.frameworks.megatron.names import is_known
 from memplan.frameworks.megatron.reader import read_batch, read_knobs, read_parallel, read_recompute
+from memplan.frameworks.swift.images import read_images
 from memplan.frameworks.swift.keys import HARMLESS, NEWEST
 from memplan.frameworks.swift.methods import read_lengths, read_method, read_preference
 from memplan.frameworks.swift.tuning import read_quantisation, read_tuning
@@ -65,6 +66,7 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
     keys.skip("use_flash_attn", "packing", "sequence_parallel", "transformer_impl")
     lora = read_tuning(keys, version == NEWEST)
     read_quantisation(keys)
+    read_images(keys, environment, version)
     read_preference(keys, method, lora)
     if method == "grpo":
         draft.values.pop("temperature", None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.documents import Document, Settings, document_of
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
@@ -216,6 +216,10 @@ def _bundled(settings: Settings, draft: Draft, version: str) -> Settings:
     if isinstance(word, str) and (word == "fsdp2" or word.endswith(".json")):
         file = FSDP2 if word == "fsdp2" else draft.follow(settings, "fsdp", word).settings.values
         values |= {"fsdp": file.get("fsdp", FSDP2["fsdp"]), "fsdp_config": file.get("fsdp_config") or {}}
+    extra = values.get("megatron_extra_kwargs")
+    if isinstance(extra, str) and extra.strip()[:1] == "{":  # handed on to Megatron as they are
+        del values["megatron_extra_kwargs"]
+        values |= document_of(extra, settings.path, "json").settings.values
     return replace(settings, values=values)
 
 
