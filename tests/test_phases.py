@@ -25,7 +25,7 @@ from memplan.units import format_bytes
 
 GiB = 1 << 30
 EIGHT = {"model": "llama-3.1-8b", "method": "sft", "trainer": "transformers", "trainer_version": "5.23", "num_gpus": 8}
-MEGATRON = {"trainer": "megatron", "trainer_version": None, "tensor_parallel": 2, "phases": "load,save"}
+MEGATRON = {"trainer": "megatron", "trainer_version": None, "tensor_parallel": 2, "phases": "load,save,resume"}
 WHOLE = 8_030_261_248
 """Parameters of Llama 3.1 8B."""
 TABLE = 128_256 * 4096
@@ -81,7 +81,11 @@ def test_a_job_has_the_phases_of_its_trainer_or_those_that_it_names(keys: dict[s
         ({"phases": "evaluate"}, "phases: evaluate: there is no eval_batch_size"),
         ({"phases": "sync"}, "phases: sync: there is no engine that weights are sent to"),
         ({"phases": "rewind"}, "phases: unknown value 'rewind'"),
-        ({"phases": "resume", "tensor_parallel": 2, "trainer": "megatron"}, "phases: resume: under Megatron"),
+        ({"phases": "merge", "tensor_parallel": 2, "trainer": "megatron"}, "phases: merge: "),
+        (
+            {"phases": "evaluate", "tensor_parallel": 2, "trainer": "megatron"},
+            "phases: evaluate: Megatron evaluates in",
+        ),
     ],
 )
 def test_a_phase_that_cannot_be_is_refused(keys: dict[str, Any], words: str) -> None:
@@ -120,7 +124,7 @@ def test_nothing_of_the_step_moves() -> None:
 def test_every_instant_has_a_word() -> None:
     found = [moment("load"), moment("save"), moment("merge", phases="merge", lora={"r": 8})]
     found.append(moment("resume", phases="resume"))
-    found += [moment(name, **MEGATRON) for name in ("load", "save")]
+    found += [moment(name, **MEGATRON) for name in ("load", "save", "resume")]
     assert {at.name for each in found for at in each.instants} == set(MOMENTS) - {"sync.transfer"}
     assert moment_words("first-policy.loss") == instant_words("policy.loss")[0]
 
@@ -276,6 +280,14 @@ def test_megatron_copies_weights_into_their_buffer_and_a_ranks_part_to_the_host(
     load, save = moment("load", **MEGATRON), moment("save", **MEGATRON)
     assert load.allocated_bytes == pytest.approx((2 + 2 + 4) * WHOLE // 2, rel=1e-3)
     assert rows(save, "host")["this rank's part of the checkpoint"] == pytest.approx((12 + 2) * WHOLE // 8, rel=1e-3)
+
+
+def test_megatron_reads_a_checkpoint_into_what_is_there() -> None:
+    """Beside 16-bit weights, fp32 gradients and a quarter of main weights and states; received weights at the most."""
+    resume = moment("resume", **MEGATRON)
+    received = next(row for row in resume.ledger if row.name == "weights that other ranks have read")
+    assert (received.bytes, received.high) == (0, pytest.approx(2 * WHOLE // 2, rel=1e-3))
+    assert resume.allocated_bytes == pytest.approx((2 + 4 + 12 / 4) * WHOLE // 2, rel=0.03)
 
 
 def test_merging_holds_the_largest_matrix_alone() -> None:

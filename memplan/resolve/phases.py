@@ -38,7 +38,7 @@ def _lacking(recipe: Recipe) -> dict[str, str]:
     lacks: dict[str, str] = {}
     critic = recipe.others.critic
     if recipe.in_megatron:
-        lacks |= dict.fromkeys(("resume", "merge"), "under Megatron it is not modelled")
+        lacks["merge"] = "under Megatron it is not modelled"
     elif recipe.parallel.model > 1:
         lacks |= dict.fromkeys(("load", "resume", "save", "merge"), "under model parallelism it is not modelled")
     if critic is not None and critic.apart:
@@ -47,7 +47,8 @@ def _lacking(recipe: Recipe) -> dict[str, str]:
     if recipe.adapter is None:
         lacks["merge"] = "there is no adapter"
     if not recipe.batch.eval_size:
-        lacks["evaluate"] = "there is no eval_batch_size"
+        own = "Megatron evaluates in micro-batches of the training's size, in less than a step takes"
+        lacks["evaluate"] = own if recipe.in_megatron else "there is no eval_batch_size"
     if recipe.generator is None or recipe.generator.engine == "hf" or recipe.generator.shared_weights:
         lacks["sync"] = "there is no engine that weights are sent to"
     return lacks

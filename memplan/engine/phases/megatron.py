@@ -1,4 +1,4 @@
-"""Load and save under Megatron: the buffers that weights are copied into, and a distributed checkpoint's copies.
+"""Load, save and resume under Megatron: the buffers that weights are copied into, a distributed checkpoint's copies.
 
 megatron-core 0.14 distributed/param_and_grad_buffer.py (_ParamAndGradBuffer: both buffers are made, then each weight is
 copied into its place), optimizer/distrib_optimizer.py (main weights after that), dist_checkpointing/strategies/
@@ -15,7 +15,7 @@ from memplan.engine.phases.parts import Chosen
 from memplan.spec.recipe import Recipe
 
 POLICY, BUFFERED, MAIN, REFERENCE = (f"load.{point}" for point in ("policy", "buffers", "main", "reference"))
-WRITTEN = "save.shards"
+WRITTEN, READ = "save.shards", "resume.shards"
 BORN = {"parameters": POLICY, "adapters": POLICY, "gradients": BUFFERED, "optimizer_states": ""}
 """In a load; all else is made with the main weights, and the optimizer's states at its first step."""
 STATES = ("master_weights", "optimizer_states")
@@ -59,12 +59,7 @@ class Save:
     def enter(ledger: Ledger, parts: Any) -> None:
         """Every row of the phase."""
         recipe: Recipe = parts.recipe
-        states = Ledger((WRITTEN,))
-        own: Any = Chosen(states, lambda category, place: WRITTEN if category in STATES else "")
-        enter_states(own, recipe, parts.shares, WRITTEN)
-        weights = sum(share.elements for share in parts.shares if share.trained or recipe.adapter is None)
-        weights *= recipe.storage.precision.weights
-        kept = sum(row.bytes for row in states.rows)
+        kept, weights = _kept_bytes(parts), _weight_bytes(parts)
         own_part = kept + weights // max(1, recipe.parallel.shards)
         ledger.add(
             "this rank's part of the checkpoint",
@@ -77,3 +72,43 @@ class Save:
             "copied to the host whole before it is written, which ranks with the same weights share out",
             "megatron-core 0.14 dist_checkpointing/strategies/filesystem_async.py: preload_tensors",
         )
+
+
+class Resume:
+    """A distributed checkpoint is read into weights and states that are there already (optimizer/distrib_optimizer.py:
+    ``sharded_state_dict`` makes the states before their first step), tensor by tensor by way of the host."""
+
+    INSTANTS = (READ,)
+
+    @staticmethod
+    def enter(ledger: Ledger, parts: Any) -> None:
+        """Every row of the phase."""
+        received, source = _weight_bytes(parts), "megatron-core 0.15 dist_checkpointing/"
+        ledger.add("weights that other ranks have read", "parameters", 0, at=READ, high=received).formula(
+            "0, or elements × bytes", received
+        ).since(
+            "where ranks share out who reads what (ckpt_fully_parallel_load; verl), all is received on the card",
+            f"{source}exchange_utils.py: _get_empty_tensor_for_exchange",
+        )
+        own_part = received + _kept_bytes(parts)
+        ledger.add("the checkpoint as it is read", "optimizer_states", 0, at=READ, place="host", high=own_part).formula(
+            "0, or states + weights", own_part
+        ).since(
+            "tensors are read one by one, of formats that fit no tensor of the model all",
+            f"{source}strategies/torch.py",
+        )
+
+
+def _kept_bytes(parts: Any) -> int:
+    """Main weights and states of this rank."""
+    states = Ledger((WRITTEN,))
+    own: Any = Chosen(states, lambda category, place: WRITTEN if category in STATES else "")
+    enter_states(own, parts.recipe, parts.shares, WRITTEN)
+    return sum(row.bytes for row in states.rows)
+
+
+def _weight_bytes(parts: Any) -> int:
+    """Weights that a checkpoint holds: all, or those of the adapters."""
+    recipe: Recipe = parts.recipe
+    elements = sum(share.elements for share in parts.shares if share.trained or recipe.adapter is None)
+    return int(elements * recipe.storage.precision.weights)

@@ -42,7 +42,7 @@ class Module(Protocol):
 
 def _by_megatron(name: str, recipe: Recipe) -> bool:
     """Whether Megatron has a way of its own."""
-    return recipe.in_megatron and name in ("load", "save")
+    return recipe.in_megatron and name in ("load", "save", "resume")
 
 
 def _module(name: str, recipe: Recipe) -> Module:
