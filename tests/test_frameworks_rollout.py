@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memplan.api import estimate
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import read_target
 from memplan.frameworks.registry import find_framework
@@ -116,10 +117,24 @@ def test_unsloth_s_engine_has_the_trainer_s_weights(tmp_path: Path, standby: str
     assert rollout(found) == {"engine": "vllm", "placement": "colocate", "process": "same", "shared_weights": True,
                               "gpu_memory_utilization": 0.6, "max_model_len": 1024, "max_num_seqs": 256,
                               "sleep": sleep}  # fmt: skip
-    assert found.job.loss_head == "fused"  # from hidden states, in chunks
+    assert found.job.kernels == "unsloth"
+    assert resolve(found).loss.head == "compiled-unsloth-log-probs"
     engine = resolve(found).generator
     assert engine is not None
     assert engine.quantization == "nf4"  # as the trainer's modules are, under the engine's name
+
+
+def test_the_logits_of_unsloth_s_log_probabilities_stay_for_backward() -> None:
+    """In 16 bits, each chunk's; and the gradient of one, of four a row."""
+    rows, length, prompt = 4, 2048, 1024
+    job = {"model": "llama-3.2-1b", "method": "grpo", "trainer": "trl", "kernels": "unsloth", "lora": {"r": 8},
+           "precision": "bf16", "batch_size": rows, "sequence_length": length,
+           "completion_length": length - prompt}  # fmt: skip
+    logits = rows * (length - prompt) * 128_256 * 2
+    found = estimate(job).per_gpu
+    assert found.peak_instant == "policy.loss-backward"
+    assert found.by_category["logits"] == logits + logits // (4 * rows)
+    assert found.allocated_range.high - found.allocated_bytes > logits  # as much again in fp32, where nothing compiles
 
 
 def test_unsloth_s_lengths_are_bounded_by_what_its_engine_takes(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ HEAD_BYTES: dict[str, float] = {
     "chunked-nll": 56.0,
     "cut-cross-entropy": 0.0,
     "compiled-unsloth-chunks": 10.0,
+    "compiled-unsloth-log-probs": 10.0,
 }
 """Bytes that a head's program moves for each logit, forward and backward: the passes over bf16 and fp32 copies that
 tables/loss_heads.txt describes."""

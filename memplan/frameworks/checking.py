@@ -234,7 +234,6 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
             reason = f"a node's memory is short; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}{f'; {report.lengths.words}' if report.lengths else ''}"
-    line, _ = placed(where, path)
     remedy, write = "", tuple[str, ...]()
     if advise and (not hint if report.unclear else verdict.fits == "no" or report.engine_doubt):
         from memplan.frameworks.own_words.words import first_remedy  # which files that fit never load
@@ -244,7 +243,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         path,
         verdict.fits,
         text,
-        line,
+        placed(where, path)[0],
         given.framework,
         verdict.gpu,
         cards,

@@ -37,6 +37,7 @@ READS_HEAD = {
     "chunked-nll": "TRL's chunked_nll",
     "unsloth-chunks": "Unsloth's loss",
     "compiled-unsloth-chunks": "Unsloth's loss",
+    "compiled-unsloth-log-probs": "Unsloth's loss",
 }
 """Programs that multiply by the head's weight and never call its module: an adapter beside it gets no gradient. TRL
 raises ValueError for it (trl 1.16 trainer/sft_trainer.py, dpo_trainer.py, kto_trainer.py, grpo_trainer.py; 1.6 for

@@ -154,7 +154,7 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
     if job.kernels == "foak" and own in ("cross-entropy", "shifted-cross-entropy"):
         own = "foak-cross-entropy"
     if job.kernels == "unsloth":
-        own = "compiled-unsloth-chunks"
+        own = "compiled-unsloth-chunks" if method.name == "sft" else "compiled-unsloth-log-probs"
     if job.kernels == "liger":
         own = by_method(loss.liger_heads, method.name, own)
         if not own:

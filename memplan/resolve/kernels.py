@@ -185,14 +185,18 @@ def _check_te(trainer: Trainer) -> None:
         )
 
 
+UNSLOTH_LOSS = {
+    "sft": "loss in chunks of at most 4 GiB of fp32 logits (half of what is free, where that is less)",
+    "grpo": "log-probabilities in chunks, whose logits torch.compile keeps",
+}
+
+
 def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes: Notes) -> Kernels:
     """Its adapters, norms and rotary embedding, by its own code, for what FastLanguageModel loads on one GPU."""
-    supervised, online = METHODS[job.method].name == "sft", METHODS[job.method].online
-    beside = "; its engine is rollout.shared_weights: true" if online else ""
     refused = (
         (spec.family not in UNSLOTH or not _plain_layers(spec), spec.family, "modelled: " + ", ".join(UNSLOTH)),
         (job.lora is None, "full training, which runs transformers' own modules", "add lora, or leave kernels out"),
-        (not supervised, f"method {job.method}", "use method sft, or leave kernels out" + beside),
+        (METHODS[job.method].name not in UNSLOTH_LOSS, f"method {job.method}", "use sft, grpo, or leave kernels out"),
         (job.num_gpus > 1, "several GPUs", "use num_gpus: 1, or leave kernels out"),
         (_sharding(job) not in ("none", "ddp"), _sharding(job), "use sharding: none, or leave kernels out"),
         (job.quantization not in UNSLOTH_BASES, job.quantization, "use nf4 or nf4-double, or leave kernels out"),
@@ -207,9 +211,8 @@ def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes:
         if cannot:
             raise InvalidJob(f"kernels: unsloth is not modelled for {what}", hint)
     notes.assume(
-        "kernels: Unsloth's adapters, RMSNorm, rotary embedding, and loss in chunks of at most 4 GiB of fp32 logits "
-        "(half of what is free, where that is less), read from its code and not measured; "
-        "the high figure is that of the same layers without it"
+        f"kernels: Unsloth's adapters, RMSNorm, rotary embedding, and {UNSLOTH_LOSS[METHODS[job.method].name]}, read "
+        "from its code and not measured; the high figure is that of the same layers without it"
     )
     return UNSLOTH[spec.family]
 

@@ -16,7 +16,8 @@ SHOWN_HEADS = by_word(
         "cross-entropy": """shifted-cross-entropy repeated-cross-entropy foak-cross-entropy compiled-cross-entropy
             megatron-cross-entropy chunked-cross-entropy""",
         "chunked": """chunked-lm-head linear-chunks compiled-linear-chunks compiled-output-chunks output-chunks
-            chunked-nll chunked-log-probs unsloth-chunks compiled-unsloth-chunks""",
+            chunked-nll chunked-log-probs unsloth-chunks compiled-unsloth-chunks unsloth-log-probs
+            compiled-unsloth-log-probs""",
         "fused": "liger foak-chunks liger-preference liger-policy liger-policy-blocks",
     }
 )

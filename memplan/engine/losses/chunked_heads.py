@@ -223,7 +223,7 @@ def torchtune_linear_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scor
     chosen = ops.copy(p.tape, hidden, "hidden states of scored tokens")
     del hidden  # ``outputs`` is rebound by ``mask_inputs``
     pieces = _eighths(p, chosen)
-    return _mean(p, [_eager_loss(p, _chunk_logits(p, piece, weight, scored)) for piece in pieces])
+    return _mean(p, [_eager_loss(p, chunk_logits(p, piece, weight, scored)) for piece in pieces])
 
 
 def torchtune_compiled_linear_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
@@ -231,20 +231,20 @@ def torchtune_compiled_linear_chunks(p: Pass, hidden: Tensor, weight: Param, sco
     chosen = ops.copy(p.tape, hidden, "hidden states of scored tokens")
     del hidden  # ``outputs`` is rebound by ``mask_inputs``
     pieces = _eighths(p, chosen)
-    return _mean(p, [_compiled_loss(p, _chunk_logits(p, piece, weight, scored)) for piece in pieces])
+    return _mean(p, [_compiled_loss(p, chunk_logits(p, piece, weight, scored)) for piece in pieces])
 
 
 def torchtune_output_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """torchtune's CEWithChunkedOutputLoss: the model makes all logits, in eighths; each becomes fp32 and a log-softmax,
     which stays, and the recipe holds the logits until the loss is whole (torchtune 0.3 to 0.6, modules/transformer.py:
     chunked_output; recipes: ``del logits``)."""
-    logits = [_chunk_logits(p, piece, weight, scored) for piece in _eighths(p, hidden)]
+    logits = [chunk_logits(p, piece, weight, scored) for piece in _eighths(p, hidden)]
     return _mean(p, [_eager_loss(p, block) for block in logits])
 
 
 def torchtune_compiled_output_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """The same with ``compute_cross_entropy`` compiled, which keeps the logits alone."""
-    logits = [_chunk_logits(p, piece, weight, scored) for piece in _eighths(p, hidden)]
+    logits = [chunk_logits(p, piece, weight, scored) for piece in _eighths(p, hidden)]
     return _mean(p, [_compiled_loss(p, block) for block in logits])
 
 
@@ -253,9 +253,9 @@ def _eighths(p: Pass, x: Tensor) -> list[Tensor]:
     return ops.split(p.tape, x, TORCHTUNE_CHUNKS, Dim("T/8·h", x.dim.elements // TORCHTUNE_CHUNKS))
 
 
-def _chunk_logits(p: Pass, piece: Tensor, weight: Param, scored: Scored) -> Tensor:
-    """The head of a chunk, with its adapters."""
-    one = p.part(1, max(1, p.tokens // TORCHTUNE_CHUNKS))
+def chunk_logits(p: Pass, piece: Tensor, weight: Param, scored: Scored, tokens: int = 0) -> Tensor:
+    """The head of a chunk of so many tokens, an eighth of the pass where nothing is said, with its adapters."""
+    one = p.part(1, max(1, tokens or p.tokens // TORCHTUNE_CHUNKS))
     one.params = {weight.name: weight}
     assert scored.linear is not None
     return project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False)

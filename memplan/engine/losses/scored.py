@@ -50,6 +50,8 @@ FUSED_PROGRAMS: Programs[Program] = Programs(
         "compiled-output-chunks": "memplan.engine.losses.chunked_heads:torchtune_compiled_output_chunks",
         "unsloth-chunks": "memplan.engine.losses.unsloth:chunks",
         "compiled-unsloth-chunks": "memplan.engine.losses.unsloth:compiled_chunks",
+        "unsloth-log-probs": "memplan.engine.losses.unsloth:log_probs",
+        "compiled-unsloth-log-probs": "memplan.engine.losses.unsloth:compiled_log_probs",
     }
 )
 """Heads that never make all of the logits."""

@@ -1,9 +1,11 @@
-"""Unsloth's loss: logits in chunks, their gradients made in forward (unsloth-zoo 2026.8
-fused_losses/cross_entropy_loss.py: UnslothFusedLoss). Not measured: read from the source alone."""
+"""Unsloth's losses, in chunks: cross-entropy, whose gradients are made in forward (unsloth-zoo 2026.8
+fused_losses/cross_entropy_loss.py: UnslothFusedLoss), and the log-probabilities of GRPO (rl_replacements.py). Read from
+the source; what the compiled chunks keep is as torch 2.13 saves it on a CPU. Not measured on a card."""
 
 from memplan.engine.layers.modules import Pass
+from memplan.engine.losses.chunked_heads import chunk_logits
 from memplan.engine.losses.scored import Scored, sizes
-from memplan.engine.tape import ops
+from memplan.engine.tape import loss_ops, ops, routing_ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -66,3 +68,35 @@ def chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
 def compiled_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """``unsloth_fused_ce_loss``, compiled, as it is by default."""
     return _chunks(p, hidden, weight, compiled=True)
+
+
+CHUNKS_OF_A_ROW, TOKENS_OF_A_CHUNK = 4, 4096
+"""At least so many, and one for so many tokens of it (unsloth-zoo 2026.8 rl_replacements.py:
+autotune_batch_and_chunks)."""
+
+
+def _log_probs(p: Pass, hidden: Tensor, weight: Param, scored: Scored, compiled: bool) -> Tensor:
+    """Log-probabilities of completions, chunk by chunk: the compiler keeps each chunk's logits for backward as the
+    head made them, and makes their gradient in one kernel; eager code keeps an fp32 copy (rl_replacements.py:
+    chunked_hidden_states_selective_log_softmax). Mini-batches of rows share one graph, and so change nothing."""
+    tape, (width, _) = p.tape, sizes(p, hidden, weight)
+    hidden = routing_ops.gather_rows(tape, hidden, Dim("N·h", scored.tokens * width), "scored hidden states")
+    chunks = scored.rows * max(CHUNKS_OF_A_ROW, p.tokens // scored.rows // TOKENS_OF_A_CHUNK)
+    tokens = Dim("N chunk", ceil_div(scored.tokens, chunks))
+    found = []
+    for piece in ops.split(tape, hidden, chunks, Dim("N·h chunk", tokens.elements * width)):
+        logits = chunk_logits(p, piece, weight, scored, tokens.elements)
+        wide = logits if compiled else ops.cast(tape, logits, ops.FP32, "logits of a chunk in fp32")
+        found.append(loss_ops.nll(tape, wide, tokens) if compiled else loss_ops.logsumexp(tape, wide, tokens))
+        del logits, wide
+    return ops.concatenate(tape, found, Dim("N", scored.tokens), "log-probabilities")
+
+
+def log_probs(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
+    """Where torch.compile does not take them."""
+    return _log_probs(p, hidden, weight, scored, compiled=False)
+
+
+def compiled_log_probs(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
+    """As they are by default."""
+    return _log_probs(p, hidden, weight, scored, compiled=True)

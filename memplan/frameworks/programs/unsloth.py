@@ -142,7 +142,7 @@ def kernels(draft: Draft) -> None:
         draft.put("num_gpus", 1, Origin(FILE, f"{where}: Unsloth runs on one GPU where nothing starts more"))
     given = {**draft.values, **draft.options}
     alone = int(given.get("num_gpus") or 1) == 1 and given.get("zero_stage") is None
-    modelled = given.get("method") == "sft" and given.get("lora") and alone and not given.get("sharding")
+    modelled = given.get("method") in ("sft", "grpo") and given.get("lora") and alone and not given.get("sharding")
     if modelled and family_of(given) in (*FAMILIES, ""):
         draft.put("kernels", "unsloth", Origin(FILE, f"{where}: Unsloth"))
         if checkpointing is True:
@@ -150,10 +150,8 @@ def kernels(draft: Draft) -> None:
             draft.warn("use_gradient_checkpointing", where, why, "")
         return
     if given.get("method") == "grpo":
-        of = (
-            "log-probabilities are made of hidden states in chunks, as many as fit what is free; counted as TRL's fused"
-        )
-        draft.put("loss_head", "fused", Origin(ASSUMED, f"{where}: {of}"))
+        of = "log-probabilities are made of hidden states in chunks, whose logits torch.compile keeps; counted as all"
+        draft.put("loss_head", "selective", Origin(ASSUMED, f"{where}: {of}"))
     family = family_of(given) or "this model"
     what = f"{given.get('method')} of {family}{'' if given.get('lora') else ' without adapters'}"
     why = f"Unsloth's kernels are not modelled for {what}: transformers' own layers are counted, which hold no less"
