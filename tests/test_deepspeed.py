@@ -102,7 +102,10 @@ def test_the_step_is_that_of_the_class_that_deepspeed_takes(stage: int, keys: di
         ({"zero_stage": 0, "offload": "optimizer"}, "offload: optimizer with zero0"),
         ({"deepspeed": {"offload_optimizer": {"device": "nvme"}}}, "offload_optimizer.device nvme with zero2"),
         ({"deepspeed": {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}}, "ratio 0.5 with zero2"),
-        ({"offload": "optimizer", "optimizer": "sgd"}, "optimizer: sgd with an offloaded optimizer"),
+        (
+            {"offload": "optimizer", "optimizer": "sgd", "trainer": "pytorch"},
+            "optimizer: sgd with an offloaded optimizer",
+        ),
         ({"zero_stage": 3, "deepspeed": {"zero_quantized_nontrainable_weights": True}}, "quantises fp16 weights alone"),
         ({"zero_stage": 0, "grad_dtype": "fp32"}, "stage 0 accumulates in the dtype of the model"),
         ({"deepspeed": {"train_micro_batch_size_per_gpu": 4}, "batch_size": 2}, "contradicts batch_size 2"),
@@ -374,3 +377,9 @@ def test_one_gpu_copies_what_it_needs_of_the_weights_on_its_host() -> None:
 def test_what_fits_in_the_bucket_is_reduced_at_the_end(bucket: int, instant: str) -> None:
     ledger = build_ledger(recipe_of(zero_stage=2, deepspeed={"reduce_bucket_size": bucket}))
     assert [ledger.schedule[row.born] for row in ledger.rows if row.name == "gradients in partition"] == [instant]
+
+
+@pytest.mark.parametrize(("named", "steps"), [("paged-adamw", "adamw"), ("adafactor", "adamw"), ("lion", "lion")])
+def test_accelerate_steps_on_the_host_by_deepspeeds_own(named: str, steps: str) -> None:
+    recipe = recipe_of(zero_stage=2, offload="optimizer", optimizer=named, trainer="transformers")
+    assert recipe.optimizer.row.name == steps

@@ -139,7 +139,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "give one of them",
     ),
     (
-        {"offload": ["optimizer"], "optimizer": "sgd", **ZERO3},
+        {"offload": ["optimizer"], "optimizer": "sgd", "trainer": "pytorch", **ZERO3},
         "optimizer: sgd with an offloaded optimizer: DeepSpeed steps on the hos",
         "use adamw or lion, or deepspeed.zero_force_ds_cpu_optimizer=",
     ),

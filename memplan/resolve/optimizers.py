@@ -1,6 +1,7 @@
 """Which optimizer's code steps, in which implementation and with which settings, and where it cannot run."""
 
 from memplan.errors import InvalidJob, did_you_mean
+from memplan.resolve.deepspeed import ON_HOST
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.spec.groups import OptimizerChoice, OptimizerSettings
@@ -16,7 +17,7 @@ def optimizer(
     job: Job, trainer: Trainer, split: Split, spec: ModelSpec, accumulation: int, notes: Notes
 ) -> OptimizerChoice:
     """The optimizer's row, implementation and settings. Raises InvalidJob for what it cannot do, with the reason."""
-    row = _row(job, trainer, notes)
+    row = _on_host(_row(job, trainer, notes), job, trainer, split, notes)
     implementation = _implementation(job, trainer, row, notes)
     row = _in_backward(row, implementation) if job.optimizer_args.in_backward else row
     _check(job, row, split, spec, accumulation)
@@ -40,6 +41,19 @@ def _row(job: Job, trainer: Trainer, notes: Notes) -> Optimizer:
             takes = ", ".join(row.arguments) or "none but library"
             raise InvalidJob(f"optimizer_args.{key}: {row.library}'s {row.name} has no such setting", f"it has {takes}")
     return row
+
+
+def _on_host(row: Optimizer, job: Job, trainer: Trainer, split: Split, notes: Notes) -> Optimizer:
+    """States on the host under DeepSpeed: accelerate puts DeepSpeed's CPU Adam in the place of whatever optimizer it is
+    given, but Lion (accelerate 1.15 utils/deepspeed.py: map_pytorch_optim_to_deepspeed)."""
+    where, forced = job.deepspeed.offload_optimizer, job.deepspeed.zero_force_ds_cpu_optimizer is not False
+    away = "optimizer" in job.offload or (where is not None and where.device != "none")
+    maps = split.is_deepspeed and trainer.runs_on == "accelerate" and away and forced
+    adam = find_optimizer("adamw", trainer.name, "")
+    if not maps or row.name in ON_HOST or adam is None:
+        return row
+    notes.remark(f"optimizer: with its states on the host {row.name} is DeepSpeed's Adam there: accelerate replaces it")
+    return adam
 
 
 def _in_backward(row: Optimizer, implementation: str) -> Optimizer:

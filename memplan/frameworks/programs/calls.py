@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hydra import composed, put_at
 from memplan.frameworks.launch import Launch
+from memplan.frameworks.programs import changes
 from memplan.frameworks.programs import models as python_models
 from memplan.frameworks.programs.builtins import FUNCTIONS
 from memplan.frameworks.programs.call import Call
@@ -33,6 +34,7 @@ from memplan.frameworks.programs.values import (
 )
 from memplan.frameworks.shell.reader import Command, Word
 
+assigned = changes.assigned
 CONFIGS = ("megatron.bridge.",)
 """Libraries whose objects hold others: what is set within them, and what their methods make, is kept."""
 VALIDATES = ("model_validate", "parse_obj")
@@ -142,11 +144,6 @@ def element(run: Run, value: Any, node: ast.AST) -> Any:
     return Unknown(f"each of {written(node)}", run.place(node), (), root_of(value))
 
 
-def assigned(run: Run, owner: Any, name: str, value: Any, place: Place) -> None:
-    """An attribute was set."""
-    python_models.freeze(run, owner, name, value, place)
-
-
 def is_trainer(own: Class) -> bool:
     """Whether a class of the program is a trainer with a change."""
     return own.root is not None and own.root.last in python_models.TRAINERS
@@ -191,6 +188,7 @@ def library(
         return callee
     if isinstance(callee, Method):
         call = Call(run, args, named, places, place, node, callee.owner, callee.name)
+        changes.called(call)
         return _above(call) if isinstance(callee.owner, Super) else _method(call)
     if not isinstance(callee, Ref):
         return Call(run, args, named, places, place, node, callee).unknown()
@@ -205,6 +203,8 @@ def library(
     if args and any(args[0] is each for each in run.trainers):
         return args[0]  # Unsloth's train_on_responses_only(trainer)
     made = python_models.made(call, callee) if not callee.name.startswith(CONFIGS) else None
+    if made is None:
+        changes.called(call)
     if made is not None or not callee.known:
         return call.unknown() if made is None else made
     run.things.append(call.thing(callee.name))

@@ -33,6 +33,8 @@ LARGEST: Mapping[str, Any] = {
     "gradient_checkpointing": min,
 }
 """Settings that need the more memory the larger they are, or the less: of several values that one may have, which."""
+NO_BOUND = 1_000_000
+"""A length from which on rows are as long as the data makes them."""
 EVALUATES = words("eval_strategy evaluation_strategy")
 WITHOUT = words("num_generations temperature packing bf16_full_eval fp16_full_eval")
 """Settings that decide little where they are not known."""
@@ -74,6 +76,8 @@ class Gathered:
         self.places[key] = place
         if key == "gradient_accumulation_steps" and value == 0:  # batch // micro_batch // WORLD_SIZE
             value = Unknown("0 by the program's own sum", place)
+        if ASKS.get(key) == "sequence_length" and type(value) is int and value >= NO_BOUND:
+            value = Unknown(f"{value}, which cuts nothing", place)
         if key == "model_name_or_path" and value in (None, ""):
             value = Unknown("not in the text", place)
         if key == "model_name_or_path":

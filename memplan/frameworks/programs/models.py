@@ -9,6 +9,7 @@ from memplan.frameworks.programs.call import Call, name_by_position
 from memplan.frameworks.programs.others import alive, put_on_card
 from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.values import MODEL as MADE
 from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thing, Unknown, truth
 
 UNSLOTH = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastLlamaModel", "FastMistralModel", "FastQwen2Model")
@@ -53,6 +54,8 @@ def made(call: Call, callee: Ref) -> Any:
     if last in ("from_pretrained", "from_config", "from_pretrained_with_config") and not cls.endswith(NO_MODELS):
         return _model(call, Ref(owner), last)
     package = callee.name.partition(".")[0]
+    if package == "transformers" and MADE.search(last) and call.args:
+        return _model(call, callee, "from_config")  # GPT2LMHeadModel(config)
     if (
         last in TRAINERS
         and (callee.known or package in PACKAGES)
@@ -227,18 +230,6 @@ def _of_part(call: Call, root: Thing) -> Any:
 def _parameters(call: Call, root: Thing, part: bool) -> Thing:
     values = {"of": root, "named": call.name.startswith("named"), "part": part}
     return Thing("parameters", call.place, values, depth=len(call.run.doubts))
-
-
-def freeze(run: Run, owner: Any, name: str, value: Any, place: Place) -> None:
-    """``parameter.requires_grad = False`` in a loop over a model's parameters."""
-    if name != "requires_grad":
-        return
-    if isinstance(owner, Thing) and owner.name == "parameter":
-        model = owner.values["of"]
-        whole = value is False and not owner.values["part"] and len(run.doubts) <= owner.depth
-        model.set("frozen" if whole else "partly_frozen", True, place)
-    elif root_model(owner) is not None:
-        root_model(owner).set("partly_frozen", True, place)  # type: ignore[union-attr]
 
 
 def _put(key: str, value: Any) -> Callable[[Call], Any]:

@@ -9,14 +9,22 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Frame, Function, Place, Ref, Thing, Unknown, plain, truth
+from memplan.units import words_of
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 BITS = ("quantization_config", "load_in_4bit", "load_in_8bit")
+OF_CARD = {"device": "cuda"}
 LOADS = {"SentenceTransformer": "model_name_or_path", "CrossEncoder": "model_name_or_path", "pipeline": "model",
          "LLM": "model"}  # fmt: skip
 """Classes and functions of sentence-transformers, transformers and vLLM that put a model on the card themselves where
 nothing says otherwise (sentence-transformers 5.1 SentenceTransformer.py: get_device_name; transformers 5.2
 pipelines/base.py: accelerator; vllm 0.12 entrypoints/llm.py), and the argument that names it."""
+
+
+GIVEN = frozenset(
+    words_of("model args policy ref_model ref_policy teacher_model reward_model reward_funcs value_model judge")
+)
+"""Arguments of trainers whose models are read elsewhere, or are the trained one."""
 
 
 def alive(run: Run, trainer: Thing) -> list[Thing]:
@@ -28,7 +36,9 @@ def alive(run: Run, trainer: Thing) -> list[Thing]:
         frames, frame = [*frames, frame], frame.outer
     named = [value for names in frames for value in names.names.values()]
     objects = [each.bound if isinstance(each, Function) else each for each in given]
-    found = {each.place: each for value in (*named, *objects) for each in _models(value)}
+    more = {each.place: replace(each, values=OF_CARD | each.values)
+            for key, value in trainer.values.items() if key not in GIVEN for each in _models(value)}  # fmt: skip
+    found = {each.place: each for value in (*named, *objects) for each in _models(value)} | more
     beside = [each for each in found.values() if _on_card(each) and each.depth <= len(run.doubts)]
     return beside + [each for each in _asked_for(run, trainer) if each.place not in found]
 
@@ -41,9 +51,8 @@ def _asked_for(run: Run, trainer: Thing) -> list[Thing]:
         if isinstance(each, Function) and id(each.node) not in run.done:
             run.invoke(each, [], {}, trainer.place)
     run.aside = False
-    of_card = {"device": "cuda"}
     made = [each for each in run.things[before:] if each.name == "model"]
-    return [each for each in made if _on_card(replace(each, values=of_card | each.values))]
+    return [each for each in made if _on_card(replace(each, values=OF_CARD | each.values))]
 
 
 def put_on_card(call: Call, callee: Ref) -> Any:
@@ -83,7 +92,7 @@ def _on_card(model: Thing) -> bool:
 def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
     """Those that the trainer is not given, whole on each card, as models that score; one that nobody knows is asked
     for. ``old``: transformers 4, which loads fp32 where nothing is said."""
-    own = set(_places(trainer.values))
+    own = set(_places({key: value for key, value in trainer.values.items() if key in GIVEN or key[:1] == "*"}))
     for model in [each for each in trainer.values.get("?beside", ()) if each.place not in own]:
         name, where = model.values.get("model_name_or_path"), str(model.place)
         if (cls := model.values["class"]) in LOADS:

@@ -2,22 +2,44 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from functools import partial
 
 from memplan.frameworks.asking import WRITE
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.optimizer_classes import found_class
 from memplan.frameworks.programs.models import TRAINERS
-from memplan.frameworks.programs.values import Class, Thing
+from memplan.frameworks.programs.values import Class, Ref, Thing
 from memplan.frameworks.trl.methods import method_of
-from memplan.units import ceil_div
+from memplan.units import ceil_div, words_of
 
 LOSS_PARTS = ("compute_loss", "training_step", "forward", "get_batch_loss_metrics", "concatenated_forward", "dpo_loss")
 """Methods of a trainer that a subclass changes the loss with."""
+OTHER_PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("create_optimizer", "create_optimizer_and_scheduler"), "optimizer"),
+    **dict.fromkeys(("prediction_step", "evaluation_loop", "prediction_loop", "evaluate"), "evaluation"),
+    **dict.fromkeys(words_of("_wrap_model _inner_training_loop train _prepare_model create_model"), "parallelism"),
+    **dict.fromkeys(
+        words_of(
+            """_compute_loss compute_liger_loss _get_per_token_logps _get_per_token_logps_and_entropies _generate
+            _generate_and_score_completions _generate_single_turn _prepare_inputs compute_ref_log_probs
+            compute_reference_log_probs concatenated_inputs get_batch_logps null_ref_context"""
+        ),
+        "loss",
+    ),
+    "get_train_dataloader": "batch",
+}
+"""Other methods of transformers' and TRL's trainers whose place a subclass takes, and what of memory they decide."""
+PARTS = frozenset({*LOSS_PARTS, *OTHER_PARTS})
+SAME = re.compile(r"get_optimizer_cls_and_kwargs|train_batch_size|None,\s*None|prediction_loss_only=True")
+"""What a method of these has that leaves memory as the trainer's own: its optimizer, its batch, no logits kept."""
 MAKES = re.compile(
     r"model\(|forward\(|backward\(|logits|hidden_states|attentions|\.clone\(|output_|outputs\[[1-9]|entropy|softmax"
     r"|loss_f|nn\.|F\.|_step\(|teacher"
 )
 """What a method does that makes more than the trainer's own does."""
+GIVES = re.compile(r"\b(?!isinstance|type\(|hasattr|getattr|\w*unwrap\w*|_?is_)\w+\((?:[^()]*, )?(?:self\.)?model[,)]")
+"""Where it gives the model to another function, which may run it."""
 LOOKS_ON = ("isinstance", "len", "print", "hasattr")
 
 
@@ -38,7 +60,8 @@ def _leaves_it(own: Class, name: str, method: str) -> bool:
     found, body = own.method(name), _body(own, name)
     alone = r"|\bmodel\(" if name == "compute_loss" and method == "transformers" else ""
     calls = rf"super\([^()]*\)\.{name}\({alone}"
-    once = len(re.findall(calls, body)) == 1 and not MAKES.search(re.sub(calls, "", body))
+    rest = re.sub(calls, "", body)
+    once = len(re.findall(calls, body)) == 1 and not MAKES.search(rest) and not GIVES.search(rest)
     return once and found is not None and not _hands_on(found.node, re.compile(calls))
 
 
@@ -139,6 +162,12 @@ def _of_rows(trainer: Thing, draft: Draft) -> None:
     draft.remarks.append(f"{trainer.place}: a head for classes is counted as a reward's, of half as many pairs")
 
 
+def _other(whose: str, name: str, where: str, draft: Draft) -> None:
+    """A method of a subclass that is no loss; what is of an evaluation, where there is one."""
+    if OTHER_PARTS[name] != "evaluation" or "eval_batch_size" in draft.values:
+        draft.warn(name, where, f"{whose} has a {name} of its own, which is not read", OTHER_PARTS[name])
+
+
 def put_losses(trainer: Thing, models: list[Thing], draft: Draft) -> None:
     """A subclass with a loss of its own, a loss as a function, an optimizer that the program makes."""
     own, by = trainer.own, TRAINERS[trainer.last]
@@ -162,6 +191,11 @@ def put_losses(trainer: Thing, models: list[Thing], draft: Draft) -> None:
             draft.warn(changed, where, why, "method", WRITE)
         else:
             draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read", "loss")
+    others = {name: own.method(name) for name in OTHER_PARTS if own and not (changed and OTHER_PARTS[name] == "loss")}
+    for name, method in others.items():
+        if own and method and not (_leaves_it(own, name, by) or SAME.search(_body(own, name))):
+            work = partial(_other, own.node.name, name, f"{method.path}, line {method.node.lineno}")
+            draft.finishers[f"own {name}"] = work
     if trainer.values.get("compute_loss_func") is not None:
         draft.warn(
             "compute_loss_func",
@@ -169,12 +203,25 @@ def put_losses(trainer: Thing, models: list[Thing], draft: Draft) -> None:
             "a loss of the program's own is not read",
             "loss",
         )
-    optimizers = trainer.values.get("optimizers")
-    first = optimizers[0] if isinstance(optimizers, tuple) and optimizers else optimizers
-    if first is not None and not (isinstance(first, Thing) and first.name in ("torch.optim.AdamW", "torch.optim.Adam")):
-        draft.warn(
-            "optimizers",
-            str(trainer.places["optimizers"]),
-            "an optimizer that the program makes is counted as the trainer's",
-            "optimizer",
-        )
+    _optimizer(trainer, draft)
+
+
+def _optimizer(trainer: Thing, draft: Draft) -> None:
+    """An optimizer that the program makes, whatever its arguments name: by its class, or said."""
+    key = next((key for key in ("optimizers", "optimizer", "optimizer_cls_and_kwargs") if trainer.values.get(key)), "")
+    made = trainer.values.get(key)
+    made = made[0] if isinstance(made, tuple) and not isinstance(made, Ref) and made else made
+    name = made.name if isinstance(made, (Thing, Ref)) else ""
+    word, library = found_class(name) or ("", "")
+    if word and not library:
+        draft.finishers["own optimizer"] = partial(_by_class, word, f"{trainer.places[key]}: {name}")
+    elif made is not None:
+        why = "an optimizer that the program makes is counted as the trainer's"
+        draft.warn(key, str(trainer.places[key]), why, "optimizer")
+
+
+def _by_class(word: str, where: str, draft: Draft) -> None:
+    """The optimizer that the program hands its trainer."""
+    if "optimizer" not in draft.given:
+        draft.unread[:] = [each for each in draft.unread if each.asks != "optimizer"]
+        draft.values["optimizer"], draft.origins["optimizer"] = word, Origin(FILE, where)

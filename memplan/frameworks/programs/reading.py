@@ -15,6 +15,7 @@ from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
 from memplan.frameworks.pinned import pinned
+from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
 from memplan.frameworks.programs.model import SMALL, loaded_by_trainer, put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
@@ -22,7 +23,7 @@ from memplan.frameworks.programs.others import put_others
 from memplan.frameworks.programs.own_losses import put_losses, until
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.unsloth import family_of
-from memplan.frameworks.programs.values import Ref, Thing, Unknown, truth
+from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown, truth
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
 from memplan.frameworks.trl.methods import by_loss
@@ -46,8 +47,6 @@ OF_UNSLOTH = "0.23"
 LAST_WITHOUT_SDPA = max(map(version_key, SDPA_SINCE.values()))
 GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
 """Names of TRL's that went, and the last version that had them."""
-
-
 OF_SCRIPTS = {name for name, _, _ in ROWS}
 """Options of known scripts: where a program is followed, its calls say what they do."""
 
@@ -98,6 +97,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _beside(gathered, trainer, method, draft)
     draft.finishers["others"] = partial(put_others, trainer, old)
     put_losses(trainer, found, draft)
+    put_changes(trainer, found, run, draft)
     _put_liger(gathered, found, run, draft)
     gathered.ask(draft, method)
     _read(gathered, method, trainer, draft)
@@ -135,8 +135,14 @@ def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> Non
         for key, value in _settings(arguments):
             gathered.add(key, value, arguments.places.get(key, arguments.place))
     for key, value in trainer.values.items():
-        if key in OF_TRAINER:
+        if key in OF_TRAINER and not _its_own(trainer, trainer.places[key]):
             gathered.add(key, value, trainer.places[key], over=False)
+
+
+def _its_own(trainer: Thing, place: Place) -> bool:
+    """Whether a subclass gives itself an attribute of this name (``self.loss_type = …``): it is no argument."""
+    own = trainer.own
+    return own is not None and own.path == place.path and own.node.lineno <= place.line <= (own.node.end_lineno or 0)
 
 
 def _settings(arguments: Thing) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,141 @@
+"""Proves that what a program changes behind its settings is said: parts and configs of the model, methods in a
+library's place, weights beside the adapters, callbacks, hooks, second models; and what changes nothing passed over."""
+
+from pathlib import Path
+
+import pytest
+from framework_cases import checked
+
+PROGRAM = """\
+import torch, transformers
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from patches import Manager, patch_model, print_trainable_parameters
+from trl import DPOConfig, DPOTrainer
+{before}
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.bfloat16)
+model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"]))
+{lines}
+args = TrainingArguments(per_device_train_batch_size=2, bf16=True, eval_strategy="{evaluates}")
+trainer = {trainer}(model=model, args=args{more})
+trainer.train()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def fits(
+    lines: str, before: str = "", trainer: str = "Trainer", more: str = "", evaluates: str = "no"
+) -> tuple[str, str]:
+    text = PROGRAM.format(lines=lines, before=before, trainer=trainer, more=more, evaluates=evaluates)
+    found = checked("a.py", text, sequence_length=256, num_gpus=1)
+    return found.fits, f"{found.text} {found.hint}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("model.config.use_cache = False", ""),
+        ("model.lm_head = torch.nn.Identity()", "lm_head"),
+        ("model.model.layers = model.model.layers[:4]", "model.layers"),
+        ("model.config.output_hidden_states = True", "config.output_hidden_states"),
+        ("model.config.output_hidden_states = False", ""),
+        ("transformers.Trainer.compute_loss = lambda *a: 0", "Trainer.compute_loss"),
+        ("transformers.Trainer.save_model = lambda *a: 0", ""),
+        ("patch_model(model)", "patch_model"),
+        ("manager = Manager(model=model)", "Manager"),
+        ("print_trainable_parameters(model)", ""),
+        ("model.quantize(4)", "quantize"),
+        ("model.print_trainable_parameters()", ""),
+        ("for n, p in model.named_parameters():\n    p.requires_grad = True", "requires_grad"),
+        ("for n, p in model.named_parameters():\n    if 'lora' in n:\n        p.requires_grad = True", ""),
+        ("for n, p in model.named_parameters():\n    p.requires_grad = 'lora' in n", "requires_grad"),
+        ("model.lm_head.requires_grad_(True)", "requires_grad"),
+        ("for p in model.parameters():\n    p.data = p.data.to(torch.float32)", "data"),
+        ("torch.backends.cuda.enable_flash_sdp(False)", "--attention eager"),
+        ("torch.backends.cuda.enable_flash_sdp(True)", ""),
+        ("model.lm_head.register_forward_hook(lambda *a: 0)", "register_forward_hook"),
+        ("def make_inputs_require_grad(m, i, o):\n    o.requires_grad_(True)\n"
+         "model.get_input_embeddings().register_forward_hook(make_inputs_require_grad)", ""),
+    ],
+)  # fmt: skip
+def test_a_change_of_the_model_is_said(lines: str, named: str) -> None:
+    found, text = fits(lines)
+    assert found == ("unclear" if named else "yes"), text
+    assert named in text
+
+
+OPTIMIZER = "    def create_optimizer(self):\n        self.optimizer = {}\n"
+STEP = "    def prediction_step(self, model, inputs, *rest):\n        return {}\n"
+LOSS = """\
+    def compute_loss(self, model, inputs, **more):
+        outputs = model(**inputs)
+        {}
+        return outputs.loss
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "evaluates", "named"),
+    [
+        (OPTIMIZER.format("Sophia(self.model)"), "no", "create_optimizer"),
+        (OPTIMIZER.format("Trainer.get_optimizer_cls_and_kwargs(self.args)[0](groups)"), "no", ""),
+        (STEP.format("model(**inputs).loss, model(**inputs).logits, None"), "no", ""),
+        (STEP.format("model(**inputs).loss, model(**inputs).logits, None"), "steps", "prediction_step"),
+        (STEP.format("model(**inputs).loss, None, None"), "steps", ""),
+        ("    def __init__(self, *a, **k):\n        self.loss_type = k.pop('kind')\n", "no", ""),
+        (LOSS.format("self.seen += 1"), "no", ""),
+        (LOSS.format("self.draw(model)"), "no", "compute_loss"),
+        (LOSS.format("assert isinstance(model, type(self.model))"), "no", ""),
+    ],
+)
+def test_a_method_of_a_subclass_is_said(methods: str, evaluates: str, named: str) -> None:
+    found, text = fits("", f"class Mine(Trainer):\n{methods}", "Mine", ", kind=1", evaluates)
+    assert found == ("unclear" if named else "yes"), text
+    assert named in text
+
+
+@pytest.mark.parametrize(("does", "named"), [("model.generate(**i)", "Samples"), ("print(state)", "")])
+@pytest.mark.parametrize("how", [", callbacks=[Samples()]", ")\ntrainer.add_callback(Samples()"])
+def test_a_callback_that_runs_the_model_is_said(does: str, named: str, how: str) -> None:
+    own = f"class Samples(TrainerCallback):\n    def on_log(self, args, state, model=None, **k):\n        {does}\n"
+    found, text = fits("", own, more=how)
+    assert found == ("unclear" if named else "yes"), text
+    assert named in text
+
+
+def test_an_optimizer_that_is_handed_over_is_the_one_that_steps() -> None:
+    text = PROGRAM.format(lines="", before="import bitsandbytes as bnb", trainer="Trainer", evaluates="no",
+                          more=", optimizers=(bnb.optim.AdamW8bit(model.parameters()), None)")  # fmt: skip
+    assert checked("a.py", text, sequence_length=256).job["optimizer"] == "adamw-8bit"
+    other = text.replace("bnb.optim.AdamW8bit", "torch.optim.ASGD")
+    assert checked("b.py", other, sequence_length=256, num_gpus=1).fits == "unclear"
+
+
+@pytest.mark.parametrize(("dtype", "found"), [("bfloat16", "yes"), ("float32", "unclear")])
+def test_a_reference_that_is_loaded_otherwise_is_said(dtype: str, found: str) -> None:
+    text = PROGRAM.replace("model = get", "other = get").replace("TrainingArguments(", "DPOConfig(max_length=256, ")
+    text = text.format(lines=f"ref = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B', dtype=torch.{dtype})",
+                       before="", trainer="DPOTrainer", more=", ref_model=ref", evaluates="no")  # fmt: skip
+    assert checked("a.py", text, num_gpus=1).fits == found
+
+
+def test_a_model_that_a_subclass_keeps_is_a_second_one() -> None:
+    own = "class Mine(Trainer):\n    def __init__(self, *a, teacher=None, **k):\n        self.teacher = teacher\n"
+    teacher = "t = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-1.5B', dtype=torch.bfloat16)"
+    text = PROGRAM.format(lines=teacher, before=own, trainer="Mine", more=", teacher=t", evaluates="no")
+    job = checked("a.py", text, sequence_length=256, num_gpus=1).job
+    assert [each["model"] for each in job["extra_models"]] == ["Qwen/Qwen2.5-1.5B"]
+
+
+def test_a_length_that_cuts_nothing_is_asked_for() -> None:
+    text = PROGRAM.replace("TrainingArguments(", "DPOConfig(max_length=1000000, ").replace(
+        "Trainer(model", "DPOTrainer(model"
+    )
+    text = text.format(lines="", before="", trainer="DPOTrainer", more="", evaluates="no")
+    found = checked("a.py", text, num_gpus=1)
+    assert found.fits == "unclear"
+    assert "cuts nothing" in found.text
