@@ -169,6 +169,20 @@ def test_a_config_is_read_as_the_programs_that_take_it() -> None:
     assert check_file("b.yaml", CARD).job["batch_size"] == 5
 
 
+def test_a_config_of_which_a_program_reads_nothing_is_not_its() -> None:
+    """Its own model would answer for it: another program's, one of verl's, a list of tools."""
+    own = OWN.replace('c["base"]', 'c.get("base", "Qwen/Qwen2.5-0.5B")').replace('c["rows"]', 'c.get("rows", 1)')
+    Path("train.py").write_text(own)
+    Path("other.py").write_text(own.replace("base", "name").replace("rows", "size"))
+    Path("b.yaml").write_text("name: Qwen/Qwen2.5-1.5B\nsize: 7\n")
+    assert check_file("b.yaml", CARD).job["batch_size"] == 7
+    Path("tools.yaml").write_text("tools:\n  - {class_name: a.b, config: {type: native}}\n")
+    assert "no training config" in check_file("tools.yaml", CARD).text
+    part = "actor: {ppo_mini_batch_size: 8, ppo_micro_batch_size_per_gpu: 1}, rollout: {n: 2}"
+    Path("rl.yaml").write_text(f"# base Qwen2.5-0.5B\nactor_rollout_ref: {{model: {{path: out/mine}}, {part}}}\n")
+    assert check_file("rl.yaml", CARD).text.startswith("unclear: actor_rollout_ref.model.path")
+
+
 def test_how_gpus_share_the_work_is_the_launchers_to_say() -> None:
     Path("a.yaml").write_text(
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 256\nper_device_train_batch_size: 1\nuse_peft: false\n"

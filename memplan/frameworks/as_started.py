@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memplan.errors import MemplanError
 from memplan.frameworks.asking import SHELLS
+from memplan.frameworks.base import Framework
 from memplan.frameworks.documents import Document, document_of, open_document
 from memplan.frameworks.draft import ASSUMED, FILE, NotKnown
 from memplan.frameworks.following import found_at, program_at
@@ -24,14 +25,24 @@ SAID = ("model", "sequence_length", "batch_size", "sharding", "num_gpus")
 
 
 def first_started(
-    document: Document, read: Callable[[Document], JobInput | None], alone: JobInput | None
+    document: Document,
+    whose: Callable[[Document], Framework | None],
+    stands: Callable[[Document], JobInput],
+    alone: JobInput | None,
 ) -> JobInput | None:
     """The first training of the project that starts this document and leaves nothing open. ``alone``: what the document
     says by itself, whose model is the started one's too where it is a config. A config that a program of the project
     opens is read as that does, with what it asks for; raises NotKnown for one of no framework's, or with keys that its
     framework's parser refuses, of a program that asks for more; and for a program whose command leaves the model alone
-    open."""
+    open. A config of a framework that runs by itself is no other program's, which finds none of its keys in it."""
     config, here = document.path.endswith(CONFIGS), str(Path(document.path).resolve())
+    own = whose(document) if config else None
+    by_itself = own is not None and own.title not in (*OF_A_LAUNCHER, "memplan")
+
+    def read(each: Document) -> JobInput | None:
+        row = whose(each)
+        return stands(each) if row and (row is own or not by_itself) else None
+
     named = alone.job.model if alone and config else None
     asked: NotKnown | None = None
     mine: JobInput | None = None
@@ -42,6 +53,8 @@ def first_started(
             asked = asked or error
             continue
         except MemplanError:
+            continue
+        if given is not None and config and _reads_none(training, document, given):
             continue
         if mine is None and given is not None and here in given.opened:
             mine = marked(given, how)
@@ -60,6 +73,13 @@ def first_started(
     if not config or asked is None or not (_is_foreign(alone) if alone else _is_nobodys(document, read)):
         return None
     raise asked
+
+
+def _reads_none(training: Document, document: Document, given: JobInput) -> bool:
+    """Whether a program that may open any config has a model that this one does not name: its own, where the config's
+    keys are another's."""
+    may = training.form == "shell" and training.path.endswith(".py")
+    return may and isinstance(given.job.model, str) and given.job.model.rpartition("/")[2] not in document.text
 
 
 def _is_nobodys(document: Document, read: Callable[[Document], JobInput | None]) -> bool:

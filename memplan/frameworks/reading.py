@@ -82,7 +82,7 @@ def as_started(
 ) -> JobInput | None:
     """The job of a program, a script or a config as the first of its project starts it that leaves nothing open."""
     return first_started(
-        document, lambda each: _as_it_stands(each, options, beside, "") if _whose(each)[0] else None, alone
+        document, lambda each: _whose(each)[0], lambda each: _as_it_stands(each, options, beside, ""), alone
     )
 
 

@@ -56,8 +56,8 @@ def starters(path: str) -> Iterator[tuple[str, str]]:
 def naming(here: Path) -> Iterator[tuple[str, str]]:
     """(file, command) of what takes a config: scripts of the project that name it, without a command; those that take
     another of its folder where they are given none, as they are with this one; commands of its
-    pages that do, or that name another of its folder, with this one in its place; programs that name it; last programs
-    that train and have an option ``--config``, under that."""
+    pages that do, or that name another of its folder, with this one in its place; programs that name it; last, of those
+    that train and have an option ``--config``, under that, the ones that have most of its keys in their text."""
     top = project_of(here.parent)
     found = [(name, text) for name, text in _texts(str(top)) if name != str(here)]
     scripts = [(name, text) for name, text in found if name.endswith(SHELLS)]
@@ -83,10 +83,13 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
         if "Trainer" in text and ".train(" in text and not TRIAL.search(os.path.basename(name))
     ]
     yield from ((name, "") for name, text in programs if here.name in text)
-    yield from ((name, f"python {name} --config {here}") for name, text in programs if _TAKES.search(text))
+    keys = set(_KEY.findall(here.read_text(encoding="utf-8", errors="replace")[:MOST_OF_A_DOOR]))
+    shared = {name: len(keys & set(_WORD.findall(text))) for name, text in programs if _TAKES.search(text)}
+    yield from ((name, f"python {name} --config {here}") for name, n in shared.items() if n == max(shared.values()))
 
 
 _GIVEN = re.compile(r"""(\$\{\d:-["']?)([^}"'\s]+)""")
+_KEY, _WORD = re.compile(r"^[\s\"'-]*([A-Za-z_]\w*)[\"']?\s*[:=]", re.MULTILINE), re.compile(r"[A-Za-z_]\w*")
 _TAKES = re.compile(r"""add_argument\([^)]*["']--config["']""")
 
 
