@@ -14,6 +14,7 @@ from memplan.render.catalogue import LISTS, SHOWN, list_table
 from memplan.render.compare_view import GROUPS, compare_blocks, grouped
 from memplan.render.estimate_view import defaulted, estimate_blocks, percent
 from memplan.render.ledger_view import ledger_blocks, term_blocks
+from memplan.render.plan_view import together
 from memplan.render.text import plain
 from memplan.render.thumb_view import largest_by_category, reason, thumb_blocks
 from memplan.report import Report
@@ -208,3 +209,8 @@ def test_a_summary_is_small_and_agrees_with_the_report(capsys: pytest.CaptureFix
     assert short["verdict"] == whole["verdict"]
     assert short["allocated_bytes"] == whole["per_gpu"]["allocated_bytes"]
     assert [remedy["title"] for remedy in short["remedies"]] == [each["title"] for each in whole["remedies"][:3]]
+
+
+def test_rejected_plans_that_differ_behind_their_batch_stand_once() -> None:
+    names = ["FSDP2, batch 4 × 2, flash attention", "FSDP2, batch 4 × 2, offloaded", "Megatron", "FSDP2, batch 8"]
+    assert together(names) == "FSDP2, batch 4 × 2, flash attention (and 1 like it), Megatron, FSDP2, batch 8"

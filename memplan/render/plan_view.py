@@ -1,6 +1,6 @@
 """Plans as tables: the best ones with what limits them, the near misses, the answers to further questions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memplan.render import words
@@ -168,8 +168,19 @@ def _rejected(found: "Plans") -> Table:
     by_reason: dict[str, list[str]] = {}
     for each in found.rejected:
         by_reason.setdefault(each.reason, []).append(each.name)
-    rows = ((", ".join(dict.fromkeys(names)), reason) for reason, names in by_reason.items())
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple((together(dict.fromkeys(names)), reason) for reason, names in by_reason.items()))
+
+
+ALIKE = 2
+"""Parts of a plan's name, how GPUs share it and the batch, by which others are like it."""
+
+
+def together(names: Iterable[str]) -> str:
+    """Plans that one reason rejects: of those that differ behind their batch alone the first, and how many more."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        alike.setdefault(tuple(name.split(", ")[:ALIKE]), []).append(name)
+    return ", ".join(f"{first} (and {len(more)} like it)" if more else first for first, *more in alike.values())
 
 
 def plan_rows(found: "Plans") -> list[dict[str, Any]]:
