@@ -225,6 +225,11 @@ class Keys:
         text = ", ".join(f"{key} {self._shown(key)}" for key in keys)
         self.draft.put(job_key, value, Origin(DEFAULT, f"{self.framework.label}: {text}"))
 
+    def put_on(self, key: str, job_key: str, value: Any) -> None:
+        """Set a job's key where this flag is on."""
+        if self.flag(key):
+            self.put(job_key, value, key)
+
     def _said(self, key: str | None) -> str:
         if key is None:
             return self.settings.path

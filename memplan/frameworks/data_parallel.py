@@ -10,7 +10,7 @@ def replicated(where: str, several: int, draft: Draft) -> None:
     Each GPU has a copy of the weights and the examples of one process; the first has the states and the gradients, and
     gathers what the model gives of all examples, logits among them (torch 2.13 nn/parallel/data_parallel.py). With
     adapters it takes no more than one process with all the examples, whose gradients are in DDP's buckets too."""
-    trainer = str(draft.options.get("trainer") or draft.values.get("trainer") or "transformers")
+    trainer = str(draft.now("trainer") or "transformers")
     if "divided" in draft.finishers or not any(era.runs_on == "accelerate" for era in TRAINERS.get(trainer, ())):
         return  # layers that are spread over the cards are left as they are
     what = f"one process on {several} GPUs is nn.DataParallel under transformers' Trainer"

@@ -11,6 +11,7 @@ from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.following import open_reference, open_written
 from memplan.spec.reading import Unread
+from memplan.tables.trainer import version_key
 
 FILE, DEFAULT, ASSUMED = "file", "trainer", "default"
 """Kinds of origin, in the words of the report's ``sources``."""
@@ -64,6 +65,25 @@ class Draft:
     """Values that stand in the place of a file's own, by the same names."""
     beside: dict[str, Document] = field(default_factory=dict)
     """Files given beside the training's, by their framework."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The job as far as it is read; options stand above files."""
+        return {**self.values, **self.options}
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The trainer's version where an option says it, else later than any."""
+        return version_key(str(self.options.get("trainer_version") or "")) or (99,)
+
+    def now(self, key: str) -> Any:
+        """What an option gives, or a file says."""
+        return self.options.get(key) or self.values.get(key)
+
+    def forget(self, key: str) -> None:
+        """Nothing was said of it."""
+        self.values.pop(key, None)
+        self.origins.pop(key, None)
 
     def put(self, key: str, value: Any, origin: Origin) -> None:
         """Set a job's key; a file is stronger than a default, a later value than one of its kind. Raises InvalidJob."""
@@ -122,7 +142,7 @@ class Draft:
 
     def activations_stay(self) -> None:
         """Activations that a file sends to the host are counted on the card where that is not modelled."""
-        said = {**self.values, **self.options}
+        said = self.said
         trainer, several = str(said.get("trainer")), str(said.get("num_gpus") or 1) != "1"
         if "offload" in self.given or self.values.get("offload") != ["activations"] or trainer == "prime-rl":
             return

@@ -22,7 +22,7 @@ SIDE = 14 * 2
 
 def room_of(draft: Draft) -> int:
     """Tokens of a sequence that images may take; as many as anybody likes where no length is known."""
-    length = draft.options.get("sequence_length") or draft.values.get("sequence_length")
+    length = draft.now("sequence_length")
     return int(length) - TEXT if length else 10**6
 
 
@@ -34,20 +34,20 @@ def one_of_area(draft: Draft, pixels: int) -> dict[str, Any]:
 
 def _room(draft: Draft) -> int:
     """Tokens of a sequence that an image may stand in: of an online method's those of the prompt."""
-    said = {**draft.values, **draft.options}
+    said = draft.said
     length, completion = int(said.get("sequence_length") or 0), int(said.get("completion_length") or 0)
     return length - completion if said.get("method") in ONLINE and 0 < completion < length else length
 
 
 def fill_packed(where: str, key: str, draft: Draft) -> None:
     """``fill_with_images`` where nothing said it by now; of a packed row whole sequences are counted: no less."""
-    model = draft.options.get("model") or draft.values.get("model")
+    model = draft.now("model")
     if reads_text_alone(model):
         return
     if "images" not in draft.values:
         fill_with_images(draft, where, key)
     seen = "images" in draft.values or "images" in draft.given
-    length = int(draft.options.get("sequence_length") or draft.values.get("sequence_length") or 0)
+    length = int(draft.now("sequence_length") or 0)
     packed = {name: int(draft.values[name]) for name in PACKED if name in draft.values and name not in draft.given}
     if not seen or not packed or not length:
         return

@@ -98,7 +98,7 @@ def divided(draft: Draft, key: str, where: str, why: str, hint: str = "") -> Non
     unless states are counted shared."""
 
     def finish(draft: Draft) -> None:
-        said = {**draft.values, **draft.options}
+        said = draft.said
         sharded = said.get("zero_stage") or str(said.get("sharding") or "").startswith(("zero", "fsdp"))
         shared = sharded and int(said.get("num_gpus") or 1) > 1
         (draft.warn if shared else draft.bound)(key, where, why, "parallelism", hint=hint)

@@ -11,7 +11,6 @@ from typing import Any
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.draft import Draft
-from memplan.tables.trainer import version_key
 from memplan.units import round_up
 
 STRATEGIES = {"bfd": "bfd", "ffd": "bfd", "bfd_split": "bfd-split", "bfd-requeue": "bfd-split", "wrapped": "wrapped"}
@@ -33,7 +32,7 @@ def _settle(keys: Keys, draft: Draft) -> None:
     multiple = keys.whole("pad_to_multiple_of")
     found |= {"pad_to_multiple_of": multiple} if multiple else {}
     packs = _PACKS.get(keys.framework.name)
-    if packs is not None and str(draft.options.get("method") or draft.values.get("method")) == "sft":
+    if packs is not None and str(draft.now("method")) == "sft":
         found |= packs(keys)
     draft.values["lengths"] = found
 
@@ -41,7 +40,7 @@ def _settle(keys: Keys, draft: Draft) -> None:
 def _trl(keys: Keys) -> dict[str, Any]:
     if not keys.flag("packing"):
         return {}
-    version = version_key(str(keys.draft.options.get("trainer_version") or "")) or (99,)
+    version = keys.draft.version
     said = keys.text("packing_strategy") or ("bfd" if version >= FIRST_WITH_STRATEGIES else "wrapped")
     if said not in STRATEGIES:
         keys.warn("packing_strategy", "how it fills rows is not known: they are drawn as without packing")
@@ -53,7 +52,7 @@ def _axolotl(keys: Keys) -> dict[str, Any]:
     if not keys.flag("sample_packing"):
         return {}
     multiple = keys.whole("pad_to_multiple_of") or AXOLOTL_MULTIPLE
-    length = int(keys.draft.options.get("sequence_length") or keys.draft.values.get("sequence_length") or 1)
+    length = int(keys.draft.now("sequence_length") or 1)
     full = keys.flag("pad_to_sequence_len") is not False
     return {"packing": "multipack", "pad_to_multiple_of": round_up(length, multiple) if full else 1}
 

@@ -16,7 +16,7 @@ def lines_of(module: str) -> list[str]:
 
 def parts_of(module: str) -> dict[str, str]:
     """What stands below each line that is a ``[heading]``."""
-    parts = re.split(r"(?m)^\[(\S+)\]$", "\n".join(lines_of(module)))
+    parts = re.split(r"(?m)^\[([^\]]+)\]$", "\n".join(lines_of(module)))
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 

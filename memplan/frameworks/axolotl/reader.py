@@ -184,23 +184,19 @@ def _losses(keys: Keys, method: str) -> None:
     if loss and "sft" in (loss if isinstance(loss, list) else [loss]):
         keys.put("sft_term", True, "dpo_loss_type")
     keys.skip("dpo_use_liger_kernel")
-    if keys.flag("precompute_ref_log_probs"):
-        keys.put("reference", "precomputed", "precompute_ref_log_probs")
+    keys.put_on("precompute_ref_log_probs", "reference", "precomputed")
     if method != "grpo":
         keys.skip("trl")
         return
     for job_key in ("sequence_length",):
-        keys.draft.values.pop(job_key, None)
-        keys.draft.origins.pop(job_key, None)
+        keys.draft.forget(job_key)
     inner = keys.section("trl").settings
     adapter = bool(keys.text("adapter"))
     found = Keys(keys.draft, with_values(inner, {"use_peft": adapter or None}), FRAMEWORK, TRL_METHODS["grpo"])
     read_online(found, "grpo")
     found.skip("use_peft", "loss_type")
-    if found.flag("use_liger_loss"):
-        found.put("kernels", "liger", "use_liger_loss")
-    if found.flag("sync_ref_model"):
-        found.put("reference", "resident", "sync_ref_model")
+    found.put_on("use_liger_loss", "kernels", "liger")
+    found.put_on("sync_ref_model", "reference", "resident")
 
 
 TILE = 32768

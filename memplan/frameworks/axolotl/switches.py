@@ -93,7 +93,7 @@ def _plugins(keys: Keys) -> None:
 def _wide_ends(draft: Draft) -> None:
     """Without FSDP, embeddings, head and norms are cast to fp32, and cast back for adapters, flash attention and cut
     cross-entropy alone; DeepSpeed casts them with the rest."""
-    values = {**draft.values, **draft.options}
+    values = draft.said
     sharding = str(values.get("sharding") or "none")
     narrow = values.get("lora") or values.get("attention") == "flash" or values.get("loss_head") == "cut-cross-entropy"
     if narrow or sharding not in ("none", "ddp") or draft.facts.get("load", ("fp32",))[0] == "fp32":

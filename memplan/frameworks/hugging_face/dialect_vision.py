@@ -141,7 +141,7 @@ def _squares(dialect: Dialect) -> int | None:
     if "anyres" in str(values.get("image_aspect_ratio") or "") and not tiles:
         return 0
     most, tokens = max(frames or 0, tiles + 1 if tiles else 0), (side // PATCH) ** 2
-    room = int(keys.draft.options.get("sequence_length") or keys.draft.values.get("sequence_length") or 0)
+    room = int(keys.draft.now("sequence_length") or 0)
     return most if most * tokens < room else 0  # more are pooled, which is not read
 
 

@@ -34,7 +34,7 @@ def settle(draft: Draft) -> None:
     if not {"amp", "load", "deepspeed dtype"} & set(draft.facts):
         return
     amp, why = draft.facts.get("amp", ("no", Origin(DEFAULT, "no mixed precision is asked for")))
-    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    sharding = str(draft.now("sharding") or "")
     if sharding.startswith("zero") or "zero_stage" in draft.given:
         _deepspeed(draft, amp, why)
     elif "load" not in draft.facts:
@@ -63,7 +63,7 @@ def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
 
 def _under_a_launcher(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
     """accelerate's word alone: how the weights are loaded is the trainer's, which the job names."""
-    trainer = str(draft.options.get("trainer") or draft.values.get("trainer") or "")
+    trainer = str(draft.now("trainer") or "")
     loads = any(era.numerics.loads_dtype for era in TRAINERS.get(trainer, ()))  # by the job's dtype, where it is bf16
     if amp == "fp16" or (amp == "bf16" and not loads):
         draft.put("dtype", amp, why)

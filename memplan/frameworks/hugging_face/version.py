@@ -68,7 +68,7 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
     """Of a file's settings, where neither an option nor a program says it: the version, put into the draft."""
     draft.finishers["bitsandbytes"] = partial(beside_bitsandbytes, settings.path, package)
     draft.finishers["torch"] = partial(beside_torch, settings.path)
-    if before := draft.options.get("trainer_version") or draft.values.get("trainer_version"):
+    if before := draft.now("trainer_version"):
         return str(before)
     said: Mapping[str, object] = {key: value for key, value in settings.values.items() if value is not None}
     version, name = told(package, "args", said)
@@ -120,7 +120,7 @@ def beside_torch(path: str, draft: Draft) -> None:
 
 def _fused_by_default(draft: Draft) -> bool:
     """Whether nobody chose the optimizer, and the trainer takes the fused AdamW."""
-    given = {**draft.values, **draft.options}
+    given = draft.said
     told = [draft.origins[key].kind for key in ("optimizer", "optimizer_impl") if key in draft.origins]
     chosen = FILE in told or {"optimizer", "optimizer_impl"} & draft.given or given.get("optimizer", "adamw") != "adamw"
     if chosen or any(each.decides == "optimizer" for each in draft.unread):
@@ -156,8 +156,7 @@ def beside_bitsandbytes(path: str, package: str, draft: Draft) -> None:
 def of_another(draft: Draft, version: str, why: str) -> None:
     """The version of another package's trainer, in the place of the one that ``settle`` told."""
     draft.options = {**draft.options, "trainer_version": version}
-    draft.values.pop("trainer_version", None)
-    draft.origins.pop("trainer_version", None)
+    draft.forget("trainer_version")
     draft.put("trainer_version", version, Origin(ASSUMED, why))
 
 

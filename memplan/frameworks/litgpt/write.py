@@ -15,13 +15,10 @@ SWITCHES = pairs_of("q_proj=lora_query k_proj=lora_key v_proj=lora_value o_proj=
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj"}
 PRECISIONS = pairs_of("bf16=bf16-true fp16=16-true fp32=32-true bf16-amp=bf16-mixed fp16-amp=16-mixed")
 QUANTISED = {"nf4": "bnb.nf4", "nf4-double": "bnb.nf4-dq", "fp4": "bnb.fp4", "int8": "bnb.int8-training"}
-OPTIMIZERS = {
-    "adamw": "torch.optim.AdamW",
-    "sgd": "torch.optim.SGD",
-    "adamw-8bit": "bitsandbytes.optim.AdamW8bit",
-    "paged-adamw-8bit": "bitsandbytes.optim.PagedAdamW8bit",
-    "paged-adamw": "bitsandbytes.optim.PagedAdamW",
-}
+OPTIMIZERS = pairs_of(
+    """adamw=torch.optim.AdamW sgd=torch.optim.SGD adamw-8bit=bitsandbytes.optim.AdamW8bit
+    paged-adamw-8bit=bitsandbytes.optim.PagedAdamW8bit paged-adamw=bitsandbytes.optim.PagedAdamW"""
+)
 
 
 def own_of(job: Job) -> Mapping[str, Any]:

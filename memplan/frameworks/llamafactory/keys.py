@@ -6,26 +6,15 @@ from typing import Any
 
 from memplan.frameworks.documents import words
 from memplan.frameworks.hugging_face.arguments import DEFAULTS as TRAINER
-from memplan.tables.texts import parts_of, rows_of
+from memplan.tables.texts import parts_of, rows_of, settings_in
 
 _PARTS = parts_of(__file__)
 
-DEFAULTS: dict[str, Any] = TRAINER | {
-    "stage": "sft",
-    "finetuning_type": "lora",
-    "cutoff_len": 2048,
-    "gradient_checkpointing": True,
-    "use_reentrant_gc": True,
-    "lora_rank": 8,
-    "lora_dropout": 0.0,
-    "lora_target": "all",
-    "pref_loss": "sigmoid",
-    "pref_ftx": 0.0,
-    "flash_attn": "auto",
-    "quantization_method": "bnb",
-    "quantization_type": "nf4",
-    "double_quantization": True,
-}
+DEFAULTS: dict[str, Any] = TRAINER | settings_in(
+    """stage=sft finetuning_type=lora cutoff_len=2048 gradient_checkpointing=true use_reentrant_gc=true lora_rank=8
+    lora_dropout=0.0 lora_target=all pref_loss=sigmoid pref_ftx=0.0 flash_attn=auto quantization_method=bnb
+    quantization_type=nf4 double_quantization=true"""
+)
 STAGES = {"pt": "sft", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto"}
 LOSSES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """``pref_loss`` of stage dpo."""

@@ -122,8 +122,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
         put_attention(keys, ATTENTIONS[word], word, "flash_attn")
     else:
         raise keys.settings.error("flash_attn", f"{word[:20]!r} is no attention", f"use {', '.join(ATTENTIONS)}")
-    if keys.flag("enable_liger_kernel"):
-        keys.put("kernels", "liger", "enable_liger_kernel")
+    keys.put_on("enable_liger_kernel", "kernels", "liger")
     if keys.has("ref_model") and method in ("dpo", "ipo", "kto"):  # beside adapters too (trainer_utils.py)
         keys.put("reference", "resident", "ref_model")
     if keys.number("pref_ftx") and method in ("dpo", "ipo"):
@@ -176,7 +175,7 @@ def _fp8(keys: Keys, method: str) -> None:
 
 
 def _gathered_in_float8(draft: Draft) -> None:
-    if (draft.options.get("sharding") or draft.values.get("sharding")) == "fsdp2":
+    if draft.now("sharding") == "fsdp2":
         fsdp = {**(draft.values.get("fsdp") or {}), "float8_all_gather": True}
         draft.put("fsdp", fsdp, Origin(DEFAULT, "accelerate: enable_fsdp_float8_all_gather"))
 
@@ -184,7 +183,7 @@ def _gathered_in_float8(draft: Draft) -> None:
 def _settle(draft: Draft) -> None:
     """Where neither bf16 nor fp16 is on, all weights are trained in fp32, but under DeepSpeed (model/adapter.py)."""
     amp, why = draft.facts.get("amp", ("no", Origin(DEFAULT, "")))
-    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    sharding = str(draft.now("sharding") or "")
     known = {"precision", "dtype"} & (draft.given | set(draft.values)) or "zero_stage" in draft.given
     if amp == "no" and not known and not draft.values.get("lora") and not sharding.startswith("zero"):
         draft.put("precision", "fp32", why)
@@ -193,7 +192,7 @@ def _settle(draft: Draft) -> None:
 
 def _without_reentrant(draft: Draft) -> None:
     """Under FSDP2 it sets ``use_reentrant_gc`` to false itself (model_utils/checkpointing.py)."""
-    sharding = draft.options.get("sharding") or draft.values.get("sharding")
+    sharding = draft.now("sharding")
     checkpoints = draft.values.get("gradient_checkpointing") != "none"
     if sharding == "fsdp2" and checkpoints and draft.values.get("gradient_checkpointing_reentrant"):
         why = Origin(DEFAULT, f"{FRAMEWORK.label}: use_reentrant_gc is false under FSDP2")

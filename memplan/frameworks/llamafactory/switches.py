@@ -35,7 +35,7 @@ def rest(keys: Keys) -> None:
     key = other or next(iter(RESTING))
 
     def finish(draft: Draft) -> None:
-        said = {**draft.values, **draft.options}
+        said = draft.said
         sharded = said.get("zero_stage") or str(said.get("sharding") or "").startswith("zero")
         if not sharded and said.get("precision") not in ("bf16", "fp16"):
             why = f"{' and '.join(on) or 'nothing'} rests in the checkpoint's dtype, and all is counted as trained"

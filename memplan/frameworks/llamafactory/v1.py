@@ -187,7 +187,7 @@ def _spread(keys: Keys) -> None:
 
 def _settle(draft: Draft) -> None:
     """Trained weights are fp32, and frozen ones the checkpoint's; FSDP2 casts both to bf16, DeepSpeed as it says."""
-    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
+    sharding = str(draft.now("sharding") or "")
     if sharding.startswith("zero") or "zero_stage" in draft.given or {"precision", "dtype"} & draft.given:
         hf_precision.settle(draft)
         return

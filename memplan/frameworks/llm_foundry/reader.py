@@ -161,8 +161,7 @@ def _precision(keys: Keys) -> None:
         keys.put("precision", precision or "bf16-amp", "precision")
         if stored not in ("fp32", "float32"):
             keys.warn("model.master_weights_dtype", "weights are counted in fp32", "precision")
-    if keys.flag("expandable_segments"):
-        keys.put("allocator", {"expandable_segments": True}, "expandable_segments")
+    keys.put_on("expandable_segments", "allocator", {"expandable_segments": True})
     for key in ("model.load_in_8bit", "model.fc_type", "model.quantization_config"):
         if keys.is_on(key, "torch"):
             keys.warn(key, "weights are counted as they are without it", "quantisation")
@@ -258,16 +257,15 @@ def _fsdp(keys: Keys) -> None:
 
 def _settle(keys: Keys, draft: Draft) -> None:
     """What follows from the number of GPUs: on one there is no FSDP; a micro-batch is no larger than a GPU's batch."""
-    gpus = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 0)
+    gpus = int(draft.now("num_gpus") or 0)
     if gpus == 1:
         for key in ("fsdp", "reduce_dtype", "gradient_checkpointing_reentrant", "gradient_checkpointing"):
-            draft.values.pop(key, None)
-            draft.origins.pop(key, None)
+            draft.forget(key)
         if draft.values["sharding"] == "fsdp":
             draft.remarks.append(f"{keys.settings.path}: on one GPU fsdp_config does not hold, checkpointing included")
         draft.values["sharding"] = "none"
     total = keys.whole("global_train_batch_size")
-    micro = int(draft.options.get("batch_size") or draft.values.get("batch_size") or 1)
+    micro = int(draft.now("batch_size") or 1)
     if total and gpus:
         each = max(1, total // gpus)
         if micro > each and "batch_size" not in draft.given:

@@ -9,8 +9,8 @@ from memplan.frameworks.documents import words
 from memplan.frameworks.megatron.keys import DEFAULTS as OF_MEGATRON
 from memplan.frameworks.megatron.keys import DEFAULTS_OF_EXPERTS
 from memplan.frameworks.megatron.model import SHAPE
-from memplan.tables.texts import parts_of
-from memplan.units import words_of
+from memplan.tables.texts import parts_of, settings_in
+from memplan.units import pairs_of, words_of
 
 _PARTS = parts_of(__file__)
 
@@ -25,23 +25,16 @@ LENGTHS = words_of(
 DEFAULTS: dict[str, Any] = (
     OF_MEGATRON
     | DEFAULTS_OF_EXPERTS
-    | {
-        "use_distributed_optimizer": True,
-        "cross_entropy_loss_fusion": True,
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_permute_fusion": True,
-        "moe_grouped_gemm": True,
-        "make_vocab_size_divisible_by": 1,
-    }
+    | settings_in(
+        """use_distributed_optimizer=true cross_entropy_loss_fusion=true moe_token_dispatcher_type=alltoall
+        moe_permute_fusion=true moe_grouped_gemm=true make_vocab_size_divisible_by=1"""
+    )
 )
 """Its providers and its optimizer; the vocabulary is the checkpoint's, without padding (``should_pad_vocab``)."""
-RENAMED = {
-    "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
-    "num_moe_experts": "num_experts",
-    "gated_linear_unit": "swiglu",
-    "add_bias_linear": "bias_linear",
-    "bucket_size": "ddp_bucket_size",
-}
+RENAMED = pairs_of(
+    """virtual_pipeline_model_parallel_size=num_virtual_stages_per_pipeline_rank num_moe_experts=num_experts
+    gated_linear_unit=swiglu add_bias_linear=bias_linear bucket_size=ddp_bucket_size"""
+)
 """Fields that Megatron's arguments call otherwise."""
 FROZEN = re.compile(r"freeze_\w+")
 SHAPED = frozenset(SHAPE) - words(

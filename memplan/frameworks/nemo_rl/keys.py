@@ -42,39 +42,26 @@ _GRPO: dict[str, Any] = {
 BASES: dict[str, dict[str, Any]] = {
     "grpo_math_1B.yaml": _GRPO,
     "grpo_math_8B.yaml": _GRPO
-    | {
-        "grpo.num_generations_per_prompt": 32,
-        "policy.model_name": "meta-llama/Llama-3.1-8B-Instruct",
-        "policy.train_micro_batch_size": 1,
-        "policy.logprob_batch_size": 2,
-        "policy.max_total_sequence_length": 4096,
-        "cluster.gpus_per_node": 8,
-    },
+    | settings_in(
+        """grpo.num_generations_per_prompt=32 policy.model_name=meta-llama/Llama-3.1-8B-Instruct
+        policy.train_micro_batch_size=1 policy.logprob_batch_size=2 policy.max_total_sequence_length=4096
+        cluster.gpus_per_node=8"""
+    ),
     "dpo.yaml": _POLICY
-    | {
-        "dpo.sft_loss_weight": 0,
-        "policy.model_name": "meta-llama/Llama-3.2-1B-Instruct",
-        "policy.train_global_batch_size": 128,
-        "policy.train_micro_batch_size": 2,
-        "policy.max_total_sequence_length": 1024,
-    },
+    | settings_in(
+        """dpo.sft_loss_weight=0 policy.model_name=meta-llama/Llama-3.2-1B-Instruct policy.train_global_batch_size=128
+        policy.train_micro_batch_size=2 policy.max_total_sequence_length=1024"""
+    ),
     "sft.yaml": _POLICY
-    | {
-        "sft.max_num_epochs": 1,
-        "policy.model_name": "meta-llama/Llama-3.2-1B",
-        "policy.train_global_batch_size": 32,
-        "policy.train_micro_batch_size": 1,
-        "policy.max_total_sequence_length": 1024,
-    },
+    | settings_in(
+        """sft.max_num_epochs=1 policy.model_name=meta-llama/Llama-3.2-1B policy.train_global_batch_size=32
+        policy.train_micro_batch_size=1 policy.max_total_sequence_length=1024"""
+    ),
     "rm.yaml": _POLICY
-    | {
-        "rm.max_num_epochs": 1,
-        "policy.model_name": "meta-llama/Llama-3.2-1B-Instruct",
-        "policy.train_global_batch_size": 128,
-        "policy.train_micro_batch_size": 1,
-        "policy.max_total_sequence_length": 8192,
-        "policy.reward_model_cfg.enabled": True,
-    },
+    | settings_in(
+        """rm.max_num_epochs=1 policy.model_name=meta-llama/Llama-3.2-1B-Instruct policy.train_global_batch_size=128
+        policy.train_micro_batch_size=1 policy.max_total_sequence_length=8192 policy.reward_model_cfg.enabled=true"""
+    ),
 }
 """What configs of users are written over, where they are not beside them."""
 OF_PROGRAM = {"grpo": "grpo_math_1B.yaml", "dpo": "dpo.yaml", "sft": "sft.yaml", "rm": "rm.yaml"}

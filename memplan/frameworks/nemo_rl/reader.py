@@ -129,8 +129,7 @@ def _dtensor(keys: Keys) -> None:
     keys.put("sharding", "fsdp2")  # over one GPU too (models/dtensor/parallelize.py)
     on = keys.flag(f"{DTENSOR}activation_checkpointing") or keys.flag(f"{POLICY}activation_checkpointing_enabled")
     keys.put("gradient_checkpointing", "full" if on else "none", f"{DTENSOR}activation_checkpointing")
-    if keys.flag(f"{POLICY}sequence_packing.enabled"):
-        keys.put("attention", "flash", f"{POLICY}sequence_packing.enabled")
+    keys.put_on(f"{POLICY}sequence_packing.enabled", "attention", "flash")
     if keys.flag(f"{DTENSOR}cpu_offload"):
         put_inner(keys, "fsdp", "cpu_offload", True, f"{DTENSOR}cpu_offload")
     every = keys.flag(f"{DTENSOR}lora_cfg.match_all_linear") is not False
@@ -195,8 +194,7 @@ def _megatron(keys: Keys) -> None:
     dispatcher = f"{MEGATRON}moe_token_dispatcher_type"
     if keys.text(dispatcher):
         put_inner(keys, "megatron", "moe_token_dispatcher_type", keys.text(dispatcher), dispatcher)
-    if keys.flag(f"{MEGATRON}optimizer.optimizer_cpu_offload"):
-        keys.put("offload", ["optimizer"], f"{MEGATRON}optimizer.optimizer_cpu_offload")
+    keys.put_on(f"{MEGATRON}optimizer.optimizer_cpu_offload", "offload", ["optimizer"])
     name = (keys.text(f"{MEGATRON}optimizer.optimizer") or "adam").lower()
     if name not in ("adam", "adamw"):
         keys.warn(f"{MEGATRON}optimizer.optimizer", f"{name[:20]} is counted as adam", "optimizer")
@@ -214,7 +212,7 @@ def _method_settings(keys: Keys, method: str) -> None:
         key = "loss_fn.reference_policy_kl_penalty"
         keys.put("reference", "offloaded" if keys.number(key) else "none", key)
         group = keys.whole(f"{method}.num_generations_per_prompt") or 1
-        values = {**keys.draft.values, **keys.draft.options}
+        values = keys.draft.said
         factors = (values.get("batch_size", 1), values["gradient_accumulation_steps"], values.get("num_gpus") or 1)
         if group > 1 and math.prod(int(factor) for factor in factors) % group == 0:
             put(keys, "group_size", group, f"{method}.num_generations_per_prompt")

@@ -28,35 +28,21 @@ _SHARED: dict[str, Any] = settings_in(
     """gradient_accumulation_steps=1 per_device_train_batch_size=8 gradient_checkpointing=false use_flash_attn=true
     fused_optimizer=true use_lora=false lora_rank=64 lora_alpha=16 lora_dropout=0.1 torch_dtype=bfloat16"""
 )
-_GRPO: dict[str, Any] = {
-    **_SHARED,
-    "deepspeed_stage": 0,
-    "deepspeed_zpg": 8,
-    "num_learners_per_node": 1,
-    "load_ref_policy": True,
-    "temperature": 1.0,
-    "beta": 0.05,
-}
+_GRPO: dict[str, Any] = _SHARED | settings_in(
+    "deepspeed_stage=0 deepspeed_zpg=8 num_learners_per_node=1 load_ref_policy=true temperature=1.0 beta=0.05"
+)
 DEFAULTS: dict[str, dict[str, Any]] = {
     "finetune": _SHARED,
     "dpo_tune_cache": {**_SHARED, "loss_type": "dpo_norm", "concatenated_forward": True},
     "dpo_tune": {**_SHARED, "loss_type": "dpo", "concatenated_forward": True},
-    "reward_modeling": {
-        **_SHARED,
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 8,
-        "max_token_length": 512,
-        "torch_dtype": "auto",
-        "use_flash_attn": False,
-        "fused_optimizer": False,
-    },
+    "reward_modeling": _SHARED
+    | settings_in(
+        """per_device_train_batch_size=1 gradient_accumulation_steps=8 max_token_length=512 torch_dtype=auto
+        use_flash_attn=false fused_optimizer=false"""
+    ),
     "grpo_fast": {**_GRPO, "pack_length": 512},
-    "grpo_vllm_thread_ray_gtrl": {
-        **_GRPO,
-        "per_device_train_batch_size": 1,
-        "max_prompt_token_length": 256,
-        "response_length": 53,
-    },
+    "grpo_vllm_thread_ray_gtrl": _GRPO
+    | settings_in("per_device_train_batch_size=1 max_prompt_token_length=256 response_length=53"),
 }
 
 TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
@@ -70,13 +56,10 @@ MARKS = words(
     oe_eval_tasks hf_metadata_dataset dpo_use_paged_optimizer use_qlora"""
 )
 """With ``model_name_or_path``, a file of open-instruct's."""
-OLD_NAMES = {
-    "dpo_loss_type": "loss_type",
-    "dpo_beta": "beta",
-    "dpo_gamma_beta_ratio": "gamma_beta_ratio",
-    "number_samples_per_prompt": "num_samples_per_prompt_rollout",
-    "add_r1_style_format_reward": "apply_r1_style_format_reward",
-}
+OLD_NAMES = pairs_of(
+    """dpo_loss_type=loss_type dpo_beta=beta dpo_gamma_beta_ratio=gamma_beta_ratio
+    number_samples_per_prompt=num_samples_per_prompt_rollout add_r1_style_format_reward=apply_r1_style_format_reward"""
+)
 """Before 2026 -> now."""
 OF_GRPO = ("deepspeed_stage", "pack_length", "num_learners_per_node", "num_unique_prompts_rollout", "vllm_num_engines")
 """Arguments of GRPO's programs alone."""

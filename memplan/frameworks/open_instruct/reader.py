@@ -136,12 +136,9 @@ def _offline(keys: Keys, program: str, method: str, where: str) -> None:
     if program != "reward_modeling":
         _adapters(keys)
     _optimizer(keys, method)
-    if keys.flag("use_liger_kernel"):
-        keys.put("kernels", "liger", "use_liger_kernel")
-    if keys.flag("load_balancing_loss"):
-        keys.put("router_aux_loss", True, "load_balancing_loss")
-    if keys.flag("sync_each_batch"):
-        keys.put("sync_each_batch", True, "sync_each_batch")
+    keys.put_on("use_liger_kernel", "kernels", "liger")
+    keys.put_on("load_balancing_loss", "router_aux_loss", True)
+    keys.put_on("sync_each_batch", "sync_each_batch", True)
     if keys.whole("zero_stage") is not None:
         _own_zero(keys)
     keys.skip("zero_stage", "offload_optimizer", "offload_param", "zero_hpz_partition_size")
@@ -231,7 +228,7 @@ def _as_shipped(draft: Draft, path: str) -> None:
         draft.ask("num_gpus", path, "a file of arguments has no launcher")
 
     def finish(draft: Draft) -> None:
-        several = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1) > 1
+        several = int(draft.now("num_gpus") or 1) > 1
         said = {"sharding", "zero_stage"} & (draft.given | draft.values.keys())
         why = Origin(ASSUMED, f"open-instruct's own scripts launch its files with {STAGE_3} and bf16")
         if several and not said and "quantization" not in draft.values:

@@ -21,28 +21,15 @@ PROGRAMS: dict[str, dict[str, Any]] = {
     "dpo": {"method": "dpo", "train.micro_batch_size": 8, "data.max_len": 512},
     "kto": {"method": "dpo", "train.micro_batch_size": 8, "data.max_len": 2048},
     "rm": {"method": "reward", "train.micro_batch_size": 1, "data.max_len": 512},
-    "ppo_ray": {
-        "method": "ppo",
-        "train.micro_batch_size": 1,
-        "data.max_len": 2048,
-        "train.max_tokens_per_gpu": 16192,
-        "rollout.batch_size": 1024,
-        "algo.advantage.estimator": "gae",
-        "algo.kl.init_coef": 0.01,
-        "rollout.n_samples_per_prompt": 1,
-        "rollout.temperature": 1.0,
-        "actor.num_nodes": 1,
-        "actor.num_gpus_per_node": 8,
-        "actor.optim": "adam",
-        "critic.optim": "adam",
-    },
+    "ppo_ray": settings_in(
+        """method=ppo train.micro_batch_size=1 data.max_len=2048 train.max_tokens_per_gpu=16192 rollout.batch_size=1024
+        algo.advantage.estimator=gae algo.kl.init_coef=0.01 rollout.n_samples_per_prompt=1 rollout.temperature=1.0
+        actor.num_nodes=1 actor.num_gpus_per_node=8 actor.optim=adam critic.optim=adam"""
+    ),
 }
-OLDER: dict[str, Any] = {
-    "prompt_max_len": 1024,
-    "rollout.max_new_tokens": 1024,
-    "train.micro_batch_size": 4,
-    "rollout.micro_batch_size": 8,
-}
+OLDER: dict[str, Any] = settings_in(
+    "prompt_max_len=1024 rollout.max_new_tokens=1024 train.micro_batch_size=4 rollout.micro_batch_size=8"
+)
 """train_ppo_ray.py before 0.10 (0.5.7 to 0.9.9 read): a prompt and what is generated each have a bound."""
 ESTIMATORS = pairs_of("gae=ppo rloo group_norm=grpo dr_grpo=grpo reinforce=grpo reinforce_baseline=grpo")
 """REINFORCE's update has no critic and no group, and is GRPO's otherwise."""

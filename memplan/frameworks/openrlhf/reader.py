@@ -125,8 +125,7 @@ def read_arguments(keys: Keys, program: str) -> None:
     _adapter(keys)
     read_attention(keys)
     read_old_head(keys, method)
-    if keys.flag("ds.use_liger_kernel"):
-        keys.put("kernels", "liger", "ds.use_liger_kernel")
+    keys.put_on("ds.use_liger_kernel", "kernels", "liger")
     if (keys.number(f"{of}aux_loss_coef") or 0) > 1e-8:
         keys.put("router_aux_loss", True, f"{of}aux_loss_coef")
     optim = "actor.optim" if program == "ppo_ray" else "optim"
@@ -158,7 +157,7 @@ def _gpus(keys: Keys, program: str) -> int:
             keys.draft.trains_on(each * nodes, keys.settings.path)
         keys.put("num_gpus", each * nodes, "actor.num_gpus_per_node")
         return each * nodes
-    return int(keys.draft.options.get("num_gpus") or keys.draft.values.get("num_gpus") or 1)
+    return int(keys.draft.now("num_gpus") or 1)
 
 
 def _method(keys: Keys, program: str) -> str:
@@ -196,7 +195,7 @@ def _batch(keys: Keys, program: str, gpus: int) -> None:
         keys.put("context_parallel", ring, "ds.ring_attn_size")
         gpus = max(1, gpus // ring)
     total, micro = keys.whole("train.batch_size") or 1, keys.whole("train.micro_batch_size") or 1
-    length = int(keys.draft.options.get("sequence_length") or keys.draft.values.get("sequence_length") or 1)
+    length = int(keys.draft.now("sequence_length") or 1)
     if keys.flag("train.dynamic_batch_enable"):
         tokens = (keys.whole("train.max_tokens_per_gpu") or ceil_div(length, ring)) * ring
         micro = max(1, ceil_div(tokens, length))
@@ -218,8 +217,7 @@ def _deepspeed(keys: Keys) -> None:
     keys.put("sharding", f"zero{keys.whole('ds.zero_stage')}", "ds.zero_stage")
     dtype = str(keys.get("ds.param_dtype")).lower()
     keys.put("dtype", {"bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype), "ds.param_dtype")
-    if keys.flag("ds.adam_offload"):
-        keys.put("offload", ["optimizer"], "ds.adam_offload")
+    keys.put_on("ds.adam_offload", "offload", ["optimizer"])
     zpg = keys.whole("ds.zpg") or 1
     if zpg > 1 and keys.whole("ds.zero_stage") == 3:
         put_inner(keys, "deepspeed", "zero_hpz_partition_size", zpg, "ds.zpg")
@@ -236,8 +234,7 @@ def _adapter(keys: Keys) -> None:
     if rank:
         lora = {"r": rank, "alpha": alpha, "dropout": dropout, "targets": lora_targets(names)}
         keys.put("lora", lora, "ds.lora.rank")
-    if keys.flag("ds.load_in_4bit"):
-        keys.put("quantization", "nf4-double", "ds.load_in_4bit")
+    keys.put_on("ds.load_in_4bit", "quantization", "nf4-double")
 
 
 def _models(keys: Keys, method: str) -> None:

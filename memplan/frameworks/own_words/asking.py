@@ -244,7 +244,7 @@ def _makes(draft: Draft, key: str, value: Any) -> bool:
 
 def _accumulated(draft: Draft) -> float | None:
     """Micro-steps that a batch of all ranks makes, where the file says that one."""
-    said = {**draft.values, **draft.options}
+    said = draft.said
     degrees = prod(said.get(f"{kind}_parallel") or 1 for kind in ("tensor", "pipeline", "context"))
     each = (said.get("batch_size") or 1) * (said.get("num_gpus") or 1) / degrees
     return said["global_batch_size"] / each if said.get("global_batch_size") else None

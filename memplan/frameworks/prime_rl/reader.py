@@ -16,7 +16,7 @@ from memplan.frameworks.own_words.names import bound_images, with_values
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER, read_adapters
 from memplan.frameworks.prime_rl.head import read_head
 from memplan.frameworks.prime_rl.source import form_of, of_document, trainings
-from memplan.units import ceil_div
+from memplan.units import ceil_div, pairs_of
 
 NEWER = (
     "orchestrator.algo", "orchestrator.train.source", "orchestrator.concurrency", "monitors", "trainer.monitors",
@@ -45,13 +45,10 @@ ON = (f"{MODEL}ac", f"{MODEL}compile", f"{MODEL}ac_offloading")
 """Sections that are settings by being there, on by default from 0.7 on."""
 ENGINE = {
     "inference.vllm.": VLLM,
-    "inference.": {
-        "parallel.tp": "tensor_parallel",
-        "parallel.dp": "data_parallel",
-        "model.max_model_len": "max_model_len",
-        "model.enforce_eager": "enforce_eager",
-        "gpu_memory_utilization": "gpu_memory_utilization",
-    },
+    "inference.": pairs_of(
+        """parallel.tp=tensor_parallel parallel.dp=data_parallel model.max_model_len=max_model_len
+        model.enforce_eager=enforce_eager gpu_memory_utilization=gpu_memory_utilization"""
+    ),
 }
 LESS = ("sign_sgd", "lion", "adamw8bit", "adamw_8bit")
 """Optimizers that keep less than AdamW, of prime-rl (SignSGD, no state) and of its forks."""

@@ -34,7 +34,7 @@ def put_length(run: Run, method: str, draft: Draft) -> None:
         longest, why = max(found), f"{found[max(found)]}: max_length"
         bounds = [(value, text) for value, _, text in cuts if isinstance(value, int)]
         halves = [max((value for value, text in bounds if part.search(text)), default=0) for part in (SOURCE, TARGET)]
-        if all(halves) and not ENCODERS.search(str(draft.options.get("model") or draft.values.get("model"))):
+        if all(halves) and not ENCODERS.search(str(draft.now("model"))):
             longest, why = sum(halves), f"{found[longest]}: {halves[0]} and {halves[1]} of one row"
         draft.put("sequence_length", longest, Origin(FILE, why))
         return

@@ -151,7 +151,7 @@ def _need_sharding(run: Run, draft: Draft) -> None:
     if run.sharded and not {"sharding", "zero_stage"} & {*draft.values, *draft.given}:
         draft.ask("sharding", str(run.sharded), "the program runs under DeepSpeed, and its launcher says how")
     plugin = next((each for each in run.things if each.last == "FullyShardedDataParallelPlugin"), None)
-    if plugin and int({**draft.values, **draft.options}.get("num_gpus") or 1) > 1 and "sharding" not in draft.values:
+    if plugin and int(draft.said.get("num_gpus") or 1) > 1 and "sharding" not in draft.values:
         why = "accelerate divides the model by it under several processes: whole copies are counted, which take no less"
         draft.bound("FullyShardedDataParallelPlugin", str(plugin.place), why, "parallelism")
 

@@ -86,7 +86,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     if version:
         draft.options = {"trainer_version": version, **draft.options}
         draft.put("trainer_version", version, Origin(DEFAULT, why))
-    since = version_key(str(draft.options.get("trainer_version") or "")) or (99,)
+    since = draft.version
     old = since < ((5,) if package == "transformers" else (0, 27))
     beneath = pins.get("transformers") or pinned(path, "transformers")[0] if package == "trl" else ""
     old = version_key(beneath) < (5,) if beneath else old
@@ -103,7 +103,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _read(gathered, method, trainer, draft)
     _kept_logits(trainer, found, arguments, draft)
     gathered.mark(draft)
-    if unsloth and package == "trl" and "trainer_version" not in {**draft.values, **draft.options}:
+    if unsloth and package == "trl" and "trainer_version" not in draft.said:
         version = OF_UNSLOTH
         draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))
     label = {"trl": f"TRL {version or draft.options.get('trainer_version') or trl.FRAMEWORK.version}"}.get(
@@ -211,7 +211,7 @@ def _version(
 
 def _before_sdpa(version: str, draft: Draft) -> None:
     """A class that has no SDPA in the version of transformers beneath the trainer takes eager attention."""
-    given = {**draft.values, **draft.options}
+    given = draft.said
     if "attention" in given or not () < version_key(version) < LAST_WITHOUT_SDPA:
         return
     family = family_of(given)

@@ -81,7 +81,7 @@ def put_unsloth(
 def _raised(draft: Draft) -> None:
     """A batch that holds no whole groups becomes one group (unsloth/models/rl.py, check_num_generations: of the batch
     alone until 2025.11, later of what all GPUs accumulate)."""
-    values = {**draft.values, **draft.options}
+    values = draft.said
     batch, group = int(values.get("batch_size") or 8), int((values.get("rollout") or {}).get("group_size") or 8)
     if values.get("method") != "grpo" or "batch_size" in draft.given or batch % group == 0:
         return
@@ -96,7 +96,7 @@ def _raised(draft: Draft) -> None:
 
 def _engine(thing: Thing, standby: bool, draft: Draft) -> None:
     """vLLM in the trainer's process, whose weights are the trainer's modules (unsloth_zoo 2026.10 vllm_utils.py)."""
-    method, place = draft.options.get("method") or draft.values.get("method"), thing.places["fast_inference"]
+    method, place = draft.now("method"), thing.places["fast_inference"]
     if not METHODS[str(method)].online or truth(thing.values["fast_inference"]) is None:
         draft.warn("fast_inference", str(place), "the generation engine beside the trainer is not counted", "engine")
         return
@@ -140,7 +140,7 @@ def kernels(draft: Draft) -> None:
     asked = "processes" in draft.facts or any(each.asks == "num_gpus" for each in draft.unread)
     if not asked and "num_gpus" not in {*draft.given, *draft.values}:
         draft.put("num_gpus", 1, Origin(FILE, f"{where}: Unsloth runs on one GPU where nothing starts more"))
-    given = {**draft.values, **draft.options}
+    given = draft.said
     alone = int(given.get("num_gpus") or 1) == 1 and given.get("zero_stage") is None
     modelled = given.get("method") in ("sft", "grpo") and given.get("lora") and alone and not given.get("sharding")
     if modelled and family_of(given) in (*FAMILIES, ""):

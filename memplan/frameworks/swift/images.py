@@ -26,7 +26,7 @@ def read_images(keys: Keys, environment: Mapping[str, str], version: str) -> Non
     tokens = environment.get("IMAGE_MAX_TOKEN_NUM", "")
     keys.skip("max_pixels", "max_image_size")
     draft, name = keys.draft, next((key for key in ("model", "load", "ckpt_dir") if keys.has(key)), "")
-    model = draft.options.get("model") or draft.values.get("model")
+    model = draft.now("model")
     if "images" in draft.given or "images" in draft.values or reads_text_alone(model):
         return
     if not (said or tokens or may_see_images(model)):

@@ -49,29 +49,13 @@ MARKS = words("tuner_type train_type sft_type rlhf_type swift_version")
 """Arguments that tell a file of ms-swift's, beside a model."""
 MODELS = words("model model_type model_id_or_path load mcore_model ckpt_dir")
 
-DEFAULTS: dict[str, Any] = TRAINER | {
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "gradient_checkpointing": True,
-    "tuner_type": "lora",
-    "lora_rank": 8,
-    "lora_alpha": 32,
-    "lora_dropout": 0.05,
-    "target_modules": ["all-linear"],
-    "freeze_vit": True,
-    "freeze_aligner": True,
-    "freeze_llm": False,
-    "bnb_4bit_quant_type": "nf4",
-    "bnb_4bit_use_double_quant": True,
-    "torch_dtype": "auto",
-    "gradient_accumulation_steps": None,
-    "rlhf_type": "dpo",
-    "max_completion_length": 512,
-    "galore_rank": 128,
-    "galore_update_proj_gap": 50,
-    "cpo_alpha": 1.0,
-    "split_dataset_ratio": 0.0,
-}
+DEFAULTS: dict[str, Any] = TRAINER | settings_in(
+    """per_device_train_batch_size=1 per_device_eval_batch_size=1 gradient_checkpointing=true tuner_type=lora
+    lora_rank=8 lora_alpha=32 lora_dropout=0.05 target_modules=["all-linear"] freeze_vit=true freeze_aligner=true
+    freeze_llm=false bnb_4bit_quant_type=nf4 bnb_4bit_use_double_quant=true torch_dtype=auto
+    gradient_accumulation_steps=null rlhf_type=dpo max_completion_length=512 galore_rank=128
+    galore_update_proj_gap=50 cpo_alpha=1.0 split_dataset_ratio=0.0"""
+)
 """ms-swift 4."""
 BY_VERSION: dict[str, dict[str, Any]] = {
     NEWEST: DEFAULTS,
@@ -98,12 +82,7 @@ ATTENTIONS = {
     "auto": "sdpa",
 }
 
-_BUCKETS = {
-    "allgather_partitions": True,
-    "allgather_bucket_size": 2e8,
-    "reduce_scatter": True,
-    "reduce_bucket_size": 2e8,
-}
+_BUCKETS = settings_in("allgather_partitions=true allgather_bucket_size=2e8 reduce_scatter=true reduce_bucket_size=2e8")
 _THIRD_STAGE = settings_in(
     """sub_group_size=1e9 reduce_bucket_size=auto stage3_prefetch_bucket_size=auto
     stage3_param_persistence_threshold=auto stage3_max_live_parameters=1e9
@@ -129,14 +108,10 @@ def deepspeed_of(name: str, version: str) -> dict[str, Any] | None:
 
 FSDP2: dict[str, Any] = {
     "fsdp": "full_shard auto_wrap",
-    "fsdp_config": {
-        "fsdp_version": 2,
-        "reshard_after_forward": True,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "cpu_ram_efficient_loading": True,
-        "state_dict_type": "SHARDED_STATE_DICT",
-        "activation_checkpointing": True,
-    },
+    "fsdp_config": settings_in(
+        """fsdp_version=2 reshard_after_forward=true auto_wrap_policy=TRANSFORMER_BASED_WRAP
+        cpu_ram_efficient_loading=true state_dict_type=SHARDED_STATE_DICT activation_checkpointing=true"""
+    ),
 }
 """swift/config/fsdp2.json."""
 

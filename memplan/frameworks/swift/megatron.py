@@ -18,30 +18,18 @@ from memplan.frameworks.swift.images import read_images
 from memplan.frameworks.swift.keys import HARMLESS, NEWEST
 from memplan.frameworks.swift.methods import read_lengths, read_method, read_preference
 from memplan.frameworks.swift.tuning import read_quantisation, read_tuning
+from memplan.tables.texts import settings_in
 
 DEFAULTS: dict[str, Any] = (
     OF_MEGATRON
     | DEFAULTS_OF_EXPERTS
-    | {
-        "micro_batch_size": 1,
-        "global_batch_size": 16,
-        "recompute_granularity": "selective",
-        "use_distributed_optimizer": True,
-        "cross_entropy_loss_fusion": True,
-        "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": True,
-        "attention_backend": "flash",
-        "expert_tensor_parallel_size": 1,
-        "tuner_type": "full",
-        "lora_rank": 8,
-        "lora_alpha": 32,
-        "lora_dropout": 0.05,
-        "target_modules": ["all-linear"],
-        "freeze_vit": True,
-        "freeze_aligner": True,
-        "rlhf_type": "dpo",
-        "max_completion_length": 512,
-    }
+    | settings_in(
+        """micro_batch_size=1 global_batch_size=16 recompute_granularity=selective use_distributed_optimizer=true
+        cross_entropy_loss_fusion=true moe_token_dispatcher_type=alltoall moe_grouped_gemm=true
+        attention_backend=flash expert_tensor_parallel_size=1 tuner_type=full lora_rank=8 lora_alpha=32
+        lora_dropout=0.05 target_modules=["all-linear"] freeze_vit=true freeze_aligner=true rlhf_type=dpo
+        max_completion_length=512"""
+    )
 )
 """ms-swift 4."""
 OLD: dict[str, Any] = DEFAULTS | {"cross_entropy_loss_fusion": False}

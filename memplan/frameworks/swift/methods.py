@@ -77,7 +77,7 @@ def ask_length(keys: Keys) -> None:
     """Nothing bounds a sample but the model's own longest sequence (template/base.py: max_model_len)."""
     if "sequence_length" in keys.draft.given:
         return
-    name = str(keys.draft.options.get("model") or keys.draft.values.get("model") or "").rpartition("/")[2]
+    name = str(keys.draft.now("model") or "").rpartition("/")[2]
     preset = find_preset(name)
     longest = preset["config"].get("max_position_embeddings") if preset else None
     if longest:
@@ -115,8 +115,7 @@ def read_preference(keys: Keys, method: str, lora: bool) -> None:
     if keys.number("router_aux_loss_coef"):
         keys.put("router_aux_loss", True, "router_aux_loss_coef")
     keys.skip("router_aux_loss_coef")
-    if keys.flag("precompute_ref_log_probs"):
-        keys.put("reference", "precomputed", "precompute_ref_log_probs")
+    keys.put_on("precompute_ref_log_probs", "reference", "precomputed")
     if method == "grpo":
         _grpo(keys, lora)
     if method == "distill" and keys.number("sft_alpha"):
@@ -152,7 +151,7 @@ def _models(keys: Keys, method: str) -> None:
         if keys.has("teacher_deepspeed"):
             _teacher_sharding(keys)
     elif method == "distill":  # rlhf_args.py: self-distillation, or a server's log-probabilities
-        extra.append({"role": "teacher", "model": keys.draft.options.get("model") or keys.draft.values.get("model")})
+        extra.append({"role": "teacher", "model": keys.draft.now("model")})
         keys.bound("rlhf_type", "no teacher is named: one of the policy's shape is counted beside it", "model")
     keys.skip("reward_model", "teacher_model", "teacher_deepspeed", "offload_teacher_model", "teacher_model_server")
     if extra and "extra_models" not in keys.draft.given:

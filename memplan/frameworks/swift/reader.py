@@ -253,8 +253,7 @@ def _evaluation(keys: Keys) -> None:
     if "train_type" in keys.settings.values and not some and not keys.has("split_dataset_ratio"):
         some = any(keys.has(key) for key in ("eval_steps", "per_device_eval_batch_size"))  # 0.01 up to ms-swift 3.5
     strategy = (keys.text("eval_strategy") or keys.text("evaluation_strategy") or "steps").lower()
-    keys.draft.values.pop("eval_batch_size", None)
-    keys.draft.origins.pop("eval_batch_size", None)
+    keys.draft.forget("eval_batch_size")
     online = keys.draft.values.get("method") in ONLINE
     if some and strategy != "no" and online:
         keys.draft.remarks.append(f"{keys.settings.path}: evaluation, which generates as a step does, is not counted")
@@ -265,8 +264,8 @@ def _evaluation(keys: Keys) -> None:
 
 def _reentrant(draft: Draft) -> None:
     """Nobody says it: not reentrant under DDP, reentrant elsewhere (trainers/mixin.py: _fix_gradient_checkpointing)."""
-    sharding = str(draft.options.get("sharding") or draft.values.get("sharding") or "")
-    several = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1) > 1
+    sharding = str(draft.now("sharding") or "")
+    several = int(draft.now("num_gpus") or 1) > 1
     if "gradient_checkpointing_reentrant" not in draft.values:
         plain = several and not sharding.startswith(("zero", "fsdp"))
         why = Origin(DEFAULT, f"{FRAMEWORK.label}: use_reentrant is false under DDP alone")
@@ -281,7 +280,7 @@ def _not_reentrant(draft: Draft) -> None:
 
 def _accumulate(draft: Draft) -> None:
     """Where nobody says it, as many micro-steps as make 16 examples over all ranks; one of online methods."""
-    values = {**draft.values, **draft.options}
+    values = draft.said
     if values.get("gradient_accumulation_steps") or values.get("global_batch_size"):
         return
     ranks = int(values.get("num_gpus") or 1)

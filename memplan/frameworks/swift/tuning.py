@@ -64,7 +64,7 @@ def _doubt(keys: Keys, key: str, why: str, decides: str) -> None:
 def leave_tower(draft: Draft) -> None:
     """Adapters of every linear stand on the parts that are not frozen (tuner.py: get_multimodal_target_regex)."""
     lora, resting = draft.values.get("lora"), draft.facts.get("resting", ())
-    model = draft.options.get("model") or draft.values.get("model")
+    model = draft.now("model")
     if isinstance(lora, dict) and resting and not reads_text_alone(model):
         lora["modules_to_train" if draft.facts.get("beside") else "exclude_modules"] = list(resting)
 

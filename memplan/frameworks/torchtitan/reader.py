@@ -32,19 +32,11 @@ DEBUG = {
     "llama3": {"model_type": "llama", "tie_word_embeddings": False}
     | sizes(vocab=2048, hidden=256, intermediate=768, layers=6, heads=16, kv_heads=16),
     "deepseek_v3": sizes(vocab=2048, hidden=256, intermediate=1024, layers=6, heads=16, kv_heads=16)
-    | {
-        "model_type": "deepseek_v3",
-        "moe_intermediate_size": 256,
-        "n_routed_experts": 8,
-        "n_shared_experts": 2,
-        "num_experts_per_tok": 3,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": None,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    },
+    | settings_in(
+        """model_type=deepseek_v3 moe_intermediate_size=256 n_routed_experts=8 n_shared_experts=2 num_experts_per_tok=3
+        first_k_dense_replace=1 q_lora_rank=null kv_lora_rank=512 qk_nope_head_dim=128 qk_rope_head_dim=64
+        v_head_dim=128"""
+    ),
     "qwen3": sizes(vocab=2048, hidden=256, intermediate=3072, layers=8, heads=16, kv_heads=8, head_dim=128)
     | {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts": 64, "num_experts_per_tok": 8},
 }

@@ -96,7 +96,7 @@ def _training(keys: Keys) -> None:
     draft = keys.draft
     draft.put("trainer", "torchtune", Origin(FILE, f"{keys.settings.path}: torchtune's settings"))
     method = _method(keys)
-    gpus = 1 if draft.facts["alone"] else int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1)
+    gpus = 1 if draft.facts["alone"] else int(draft.now("num_gpus") or 1)
     dtype = {"bf16": "bf16", "fp32": "fp32", "fp16": "fp16"}.get(keys.text("dtype") or "bf16")
     if dtype is None:
         raise keys.settings.error("dtype", f"{str(keys.get('dtype'))[:20]!r} is not modelled", "bf16 or fp32")

@@ -118,12 +118,12 @@ def of_no_version(draft: Draft) -> None:
     told = draft.origins.get("trainer_version")
     if "trainer_version" in draft.given or (told is not None and _PINNED.search(told.text)):
         return
-    version = version_key(str(draft.options.get("trainer_version") or "")) or (99,)
+    version = draft.version
     for key, since, before in ERAS:
         origin = draft.origins.get(key)
         if origin is not None and origin.kind == DEFAULT and origin.text.startswith("TRL") and version >= since:
             draft.origins[key] = Origin(DEFAULT, f"{origin.text}{UNTIL}{before}")
-    given = {**draft.values, **draft.options}
+    given = draft.said
     last = HEADS.get(str(given.get("method")))
     if last and not {"trainer_version", "loss_head", "kernels"} & given.keys():
         draft.put("loss_head", "auto", Origin(DEFAULT, f"TRL's newest: no logits are made{UNTIL}{last} all were"))

@@ -9,7 +9,7 @@ from memplan.frameworks.base import ASSUMED, FILE, Draft, Keys, Origin
 from memplan.frameworks.documents import Settings
 from memplan.frameworks.generating import put, put_engine, put_server, read_fields
 from memplan.tables.trainer import version_key
-from memplan.units import ceil_div
+from memplan.units import ceil_div, pairs_of
 
 PROMPT = 512
 """Tokens that are assumed of a prompt where nothing bounds it: max_prompt_length's default until TRL 0.28."""
@@ -18,14 +18,11 @@ COMPLETIONS = {"grpo": "max_completion_length", "rloo": "max_completion_length",
 SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
 OLD = ("vllm_max_model_len", "vllm_dtype")
 """Of versions in which nothing generates on the trainer's cards (0.14 to 0.16)."""
-VLLM = {
-    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
-    "vllm_tensor_parallel_size": "tensor_parallel",
-    "vllm_max_model_length": "max_model_len",
-    "vllm_max_model_len": "max_model_len",
-    "vllm_dtype": "dtype",
-    "vllm_quantization": "quantization",
-}
+VLLM = pairs_of(
+    """vllm_gpu_memory_utilization=gpu_memory_utilization vllm_tensor_parallel_size=tensor_parallel
+    vllm_max_model_length=max_model_len vllm_max_model_len=max_model_len vllm_dtype=dtype
+    vllm_quantization=quantization"""
+)
 """Of the engine, where no server is started with its own."""
 
 
@@ -33,7 +30,7 @@ def put_evaluation(settings: Settings, rows: int, draft: Draft) -> None:
     """Evaluation generates and scores its batch at once, without gradients (trl 1.16 trainer/grpo_trainer.py:
     _generate_and_score_completions): where that is more than a step's, a step of as many is counted, which holds no
     less."""
-    said = {**draft.values, **draft.options}
+    said = draft.said
     batch, group = said.get("batch_size"), (said.get("rollout") or {}).get("group_size") or 1
     if said.get("method") not in ("grpo", "rloo") or not isinstance(batch, int) or rows <= batch:
         draft.remarks.append(f"{settings.path}: what evaluation generates is not counted")
@@ -97,7 +94,7 @@ def _group(keys: Keys) -> None:
 
     def divides(draft: object) -> None:
         """A group may be larger than a step where generation runs ahead: then its size does not matter."""
-        values = {**keys.draft.values, **keys.draft.options}
+        values = keys.draft.said
         step = int(values.get("batch_size") or 1) * int(values.get("gradient_accumulation_steps") or 1)
         step *= int(values.get("num_gpus") or 1)
         rollout = keys.draft.values.get("rollout") or {}
@@ -105,8 +102,7 @@ def _group(keys: Keys) -> None:
         if "group_size" in rollout and "group_size" not in given and size and step % size:
             keys.draft.values["rollout"] = {key: value for key, value in rollout.items() if key != "group_size"}
             if len(rollout) == 1:
-                keys.draft.values.pop("rollout")
-                keys.draft.origins.pop("rollout", None)
+                keys.draft.forget("rollout")
             keys.draft.remarks.append(
                 f"{keys.settings.path}: num_generations {size} does not divide the {step} completions of a step"
             )
@@ -194,7 +190,7 @@ def _at_once(keys: Keys, names: tuple[str, str]) -> None:
         return
 
     def sequences(draft: object) -> None:
-        values = {**keys.draft.values, **keys.draft.options}
+        values = keys.draft.said
         rollout = {**(keys.draft.values.get("rollout") or {}), **(keys.draft.options.get("rollout") or {})}
         shared = int(rollout.get("tensor_parallel") or 1) if rollout.get("engine") == "vllm" else 1
         size, gpus, batch = keys.whole(said) or 1, int(values.get("num_gpus") or 1), int(values.get("batch_size") or 1)
@@ -207,7 +203,7 @@ def _at_once(keys: Keys, names: tuple[str, str]) -> None:
 def _device(keys: Keys, draft: Draft) -> None:
     """``vllm_device``: of the main process alone; auto is the card behind those that train."""
     word = keys.text("vllm_device") or "auto"
-    gpus = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1)
+    gpus = int(draft.now("num_gpus") or 1)
     number = re.fullmatch(r"cuda(?::(\d{1,3}))?", word)
     if word != "auto" and number is None:
         keys.warn("vllm_device", f"{word[:20]} is no card", "engine")

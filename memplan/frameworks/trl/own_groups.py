@@ -39,7 +39,7 @@ def count_group(keys: Keys, sign: str) -> None:
     are the rows themselves, as VLM-R1 has them since its sampler repeats prompts."""
     keys.skip(*OF_VLM_R1, *PIXELS, "task_type", "reward_method", "val_split_ratio")
     draft, group = keys.draft, keys.whole("num_generations") or 8
-    said = {**draft.values, **draft.options}
+    said = draft.said
     rows = int(said.get("batch_size") or 1)
     if rows == 1 and sign not in OF_ROWS and "batch_size" not in draft.given:
         rows = group

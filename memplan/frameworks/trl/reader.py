@@ -32,7 +32,6 @@ from memplan.frameworks.trl.own_groups import count_group, of_images
 from memplan.frameworks.trl.switches import read_switches
 from memplan.frameworks.trl.write import write
 from memplan.spec.allocator import VARIABLES
-from memplan.tables.trainer import version_key
 
 OWN_PROGRAM = re.compile(
     r"(^|/)(run_)?(sft|dpo|simpo|grpo|kto|orpo|cpo|rloo|ppo|gkd|online_dpo|nash_md|xpo|reward_modeling|bco)"
@@ -157,8 +156,7 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
     if keys.flag("use_liger_loss"):  # GRPO's leaves the layers alone (trl 0.24 trainer/grpo_trainer.py)
         key, value = ("loss_head", "fused") if name == "grpo" else ("kernels", "liger")
         keys.put(key, value, "use_liger_loss")
-    if keys.flag("activation_offloading"):
-        keys.put("offload", ["activations"], "activation_offloading")
+    keys.put_on("activation_offloading", "offload", ["activations"])
     read_online(keys, name)
     if images:
         count_group(keys, images)
@@ -186,8 +184,7 @@ def _model_arguments(keys: Keys) -> None:
     read_attention(inner if inner is not None and inner.has("attn_implementation") else keys, "attn_implementation")
     keys.skip("attn_implementation")
     if inner is not None:
-        if inner.flag("output_router_logits"):
-            inner.put("router_aux_loss", True, "output_router_logits")
+        inner.put_on("output_router_logits", "router_aux_loss", True)
         inner.close(("revision", "trust_remote_code", "use_cache", "device_map", "low_cpu_mem_usage"))
 
 
@@ -239,7 +236,7 @@ def _losses_of(keys: Keys, method: str) -> None:
         keys.put("sft_term", True, "loss_type" if "sft" in losses else "rpo_alpha")
     keys.skip("rpo_alpha", "cpo_alpha", "beta")
     if method == "sft" and keys.has("loss_type"):
-        version = version_key(str(keys.draft.options.get("trainer_version") or "")) or (99,)
+        version = keys.draft.version
         if losses[0] == "nll" and (1, 7) <= version < (1, 15):
             keys.put("loss_head", "cross-entropy", "loss_type")
         elif losses[0] not in ("nll", "chunked_nll"):

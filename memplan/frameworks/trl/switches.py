@@ -5,7 +5,6 @@ transformers 5.23 masking_utils.py: find_packed_sequence_indices."""
 
 from memplan.frameworks.base import ASSUMED, Keys, Origin
 from memplan.frameworks.documents import words
-from memplan.tables.trainer import version_key
 from memplan.tables.trainers import find_trainer
 
 BEARING = {
@@ -27,7 +26,7 @@ FUSED = (1, 15)
 
 def read_switches(keys: Keys, method: str) -> None:
     """After attention, batch and evaluation are read."""
-    version = version_key(str(keys.draft.options.get("trainer_version") or "")) or (99,)
+    version = keys.draft.version
     keys.warn_on(BEARING, "1")
     if keys.flag("use_weighting") and version < FUSED:
         keys.warn("use_weighting", "the softmax of all logits that weighs a pair is not counted")
@@ -62,7 +61,7 @@ def _second_adapters(keys: Keys, method: str, version: tuple[int, ...]) -> None:
     scores are made before training."""
     handed = keys.flag("peft_model") and version >= SECOND_SINCE.get(method, (100,))
     key = "ref_adapter_name" if keys.text("ref_adapter_name") else "peft_model" if handed else ""
-    adapted = "lora" in {**keys.draft.values, **keys.draft.options} or "lora" in keys.draft.given
+    adapted = "lora" in keys.draft.said or "lora" in keys.draft.given
     if key and adapted and keys.draft.values.get("reference", "adapter") in ("adapter", "precomputed"):
         keys.draft.origins.pop("reference", None)  # its adapters off, or no model in training: neither is what it holds
         keys.put("reference", "second-adapter", key)
@@ -86,7 +85,7 @@ def _packing(keys: Keys, method: str, version: tuple[int, ...]) -> None:
     all tokens by all tokens elsewhere."""
     packed = bool(keys.flag("packing")) and (keys.text("packing_strategy") or "bfd").startswith(("bfd", "ffd"))
     flat = keys.flag("padding_free")
-    attention = str(keys.draft.options.get("attention") or keys.draft.values.get("attention") or "sdpa")
+    attention = str(keys.draft.now("attention") or "sdpa")
     if not (packed or flat) or attention == "flash" or version < (0, 18):
         return
     key = "padding_free" if flat else "packing"

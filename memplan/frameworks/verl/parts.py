@@ -68,20 +68,18 @@ def read_model(keys: Keys, at: str, megatron: bool) -> int:
         keys.draft.ask("model", keys.settings.where(path), f"{path} is {str(keys.get(path))[:60]}")
     else:
         keys.copy("model", path)
-    world = int({**keys.draft.values, **keys.draft.options}.get("num_gpus") or 1)
+    world = int(keys.draft.said.get("num_gpus") or 1)
     if keys.flag(f"{at}enable_activation_offload") and world > 1:  # not modelled over several GPUs
         keys.bound(f"{at}enable_activation_offload", "activations are counted on the card", "checkpointing")
     elif keys.flag(f"{at}enable_activation_offload"):
         keys.put("offload", ["activations"], f"{at}enable_activation_offload")
-    if keys.flag(f"{at}use_fused_kernels"):
-        keys.put("loss_head", "fused", f"{at}use_fused_kernels")
+    keys.put_on(f"{at}use_fused_kernels", "loss_head", "fused")
     if megatron:
         keys.skip(f"{at}enable_gradient_checkpointing", f"{at}use_remove_padding", f"{at}use_liger")
     else:
         on = keys.flag(f"{at}enable_gradient_checkpointing")
         keys.put("gradient_checkpointing", "full" if on else "none", f"{at}enable_gradient_checkpointing")
-        if keys.flag(f"{at}use_liger"):
-            keys.put("kernels", "liger", f"{at}use_liger")
+        keys.put_on(f"{at}use_liger", "kernels", "liger")
         attention = str(keys.get(f"{at}override_config.attn_implementation") or "flash_attention_2")
         word = {"sdpa": "sdpa", "eager": "eager"}.get(attention, "flash")
         keys.put("attention", word, f"{at}override_config.attn_implementation")

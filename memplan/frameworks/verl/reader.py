@@ -168,7 +168,7 @@ CHUNKED = "entropy_from_logits_with_chunking"
 def _chunked(keys: Keys, key: str, draft: Draft) -> None:
     """An entropy for some rows at a time. Without a gradient through it that of all rows, 4 bytes a logit, takes no
     less than a part's copy in fp32, its softmax and their product, 12 bytes (utils/torch_functional.py)."""
-    said = {**draft.values, **draft.options}
+    said = draft.said
     rows = int(said.get("token_budget") or int(said.get("batch_size") or 1) * int(said.get("sequence_length") or 0))
     part = keys.whole(f"{key.removesuffix(CHUNKED)}entropy_from_logits_chunk_size") or 2048
     if said.get("entropy") != "loss" and rows // int(said.get("context_parallel") or 1) >= 3 * part:
@@ -256,7 +256,7 @@ def _felt(keys: Keys, key: str, value: Any, decides: str) -> str:
     is counted: verl-tool's lengths of parts (verl_tool/agent_loop/verltool_agent_loop.py: response_length)."""
     decides = decides if decides in OF_A_GROUP.get(key.partition(".")[0], (decides,)) else ""
     decides = "" if decides in ("loss", "method") and OF_LOG_PROBS.search(key) else decides
-    said = {**keys.draft.values, **keys.draft.options}
+    said = keys.draft.said
     part = key.startswith("actor_rollout_ref.agent.") and isinstance(value, int)
     return "" if part and decides == "lengths" and value <= int(said.get("sequence_length") or 0) else decides
 

@@ -206,7 +206,7 @@ def _deepspeed(keys: Keys) -> bool:
         return False
     if "sharding" in draft.given or "zero_stage" in draft.given:
         return str(draft.options.get("sharding", "zero")).startswith("zero")
-    several = int(draft.options.get("num_gpus") or draft.values.get("num_gpus") or 1) > 1
+    several = int(draft.now("num_gpus") or 1) > 1
     why = "no --deepspeed is there: the command that starts it may have one"
     kind = Origin(ASSUMED, why)
     draft.put("sharding", "ddp" if several else "none", kind)
