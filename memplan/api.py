@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InvalidJob, UsageError
+from memplan.generated import Share
 from memplan.lengths.collators import longest_assumed
 from memplan.lengths.longest import at_longest, with_lengths
 from memplan.models import load_model
@@ -18,14 +19,11 @@ from memplan.resolve import resolve
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput, read_job
+from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memplan.comparison import Comparison
-    from memplan.generated import Share
     from memplan.planner import Plans
-    from memplan.spec.recipe import Recipe
 
 __all__ = ["compare", "estimate", "load_model", "plan"]
 

@@ -16,7 +16,6 @@ from memplan.units import words_of
 if TYPE_CHECKING:
     from memplan.diagnose.diagnosis import Diagnosis
     from memplan.report import Report
-    from memplan.spec.reading import JobInput
     from memplan.ways import Ways
 
 

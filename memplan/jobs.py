@@ -1,13 +1,11 @@
 """What MODEL on the command line may be: a model, or a whole job, by its content."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.errors import ModelNotFound, UsageError
+from memplan.errors import InvalidJob, ModelNotFound, UsageError, nearest
 from memplan.spec.reading import JobInput, canonical_key, read_job
 
 YAML_ENDINGS = (".yaml", ".yml")
@@ -63,8 +61,6 @@ def _of_model(model: str, options: Mapping[str, Any]) -> JobInput:
 
 def _from_file(path: str, options: Mapping[str, Any], called: str = "") -> JobInput:
     """A job file, whose unknown keys are reported with their line. ``called``: what its values are said to be from."""
-    from memplan.errors import InvalidJob
-
     try:
         values, lines = read_job_file(path)
         given = read_job(options, values, f"{path}: ")
@@ -123,7 +119,6 @@ def _from_bare_name(name: str, options: Mapping[str, Any]) -> JobInput:
 
 def _no_such_file(path: str) -> ModelNotFound:
     """The error of a path where nothing is: perhaps a preset job's name was meant."""
-    from memplan.errors import nearest
     from memplan.files import instead_of_missing
 
     ending = os.path.splitext(path)[1].lower()

@@ -1,7 +1,5 @@
 """What stands beside an estimate: what to change, the cards that hold the job, what it has over SFT."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any
@@ -11,6 +9,7 @@ from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.errors import MemplanError
 from memplan.generated import Step
+from memplan.gpus import listed
 from memplan.meters import Totals, judge
 from memplan.report import Card, Remedy, Report, Verdict
 from memplan.reporting import totals_of
@@ -51,8 +50,6 @@ GPU_COUNTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
     """Every card, smallest first: whether the job fits, or GPUs with ZeRO-3 that do it; none if not understood."""
-    from memplan.gpus import listed
-
     recipe = report.recipe
     if recipe is None or recipe.hardware.gpu is not None or report.unclear:
         return ()

@@ -3,8 +3,6 @@
 A run is a job with one of ``PACES``. In a log the pace is the median of the later half of what the trainer says: the
 first steps compile, load and warm up."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,6 +17,7 @@ from memplan.errors import InvalidJob, UsageError
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job
 from memplan.spec.recipe import Recipe
+from memplan.yaml_lines import fields_of, read_yaml
 
 PACES = ("step_seconds", "tokens_per_second", "tokens_per_second_per_gpu", "examples_per_second")
 """Seconds of an optimizer step; tokens that enter the model, of all GPUs or of one; examples (a pair is one) of all."""
@@ -98,8 +97,6 @@ def _rows(path: str, text: str) -> Sequence[Any] | None:
     """The runs of a file that is JSON, lines of it, or YAML; None of a log."""
     start = text.lstrip()[:1]
     if path.lower().endswith((".yaml", ".yml")):
-        from memplan.yaml_lines import fields_of, read_yaml
-
         found: Any = dict(fields_of(read_yaml(Path(path), "runs"), Path(path), "the file").values)
     elif start not in ("{", "["):
         return None

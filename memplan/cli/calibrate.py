@@ -9,12 +9,12 @@ from memplan.cli.edge import note
 from memplan.cli.output import Output, Result, check_place, write_report
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, UsageError
+from memplan.spec.gpu import Calibration, EngineConstants
 
 if TYPE_CHECKING:
     from memplan.cost.fitting import Fitted, Run
     from memplan.generated import Engine
     from memplan.logs.reading import Log
-    from memplan.spec.gpu import EngineConstants
 
 HELP = """A machine's own speed out of a few measured runs: compute, host, links, network. For --calibration FILE.
 
@@ -103,7 +103,6 @@ def _engine_alone(starts: "list[tuple[Log, Engine]]", values: Mapping[str, Any])
     """A file without speeds."""
     from memplan.gpus import find_gpu
     from memplan.render.accuracy_view import engine_blocks
-    from memplan.spec.gpu import Calibration
 
     if values.get("gpu") is None:
         raise UsageError("calibrate which card?", "name it, such as --gpu h100-80gb")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options
 from memplan.cli.edge import one_line, warn
-from memplan.cli.output import HTML
+from memplan.cli.output import HTML, check_place, page_place, print_text, write_report
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import UsageError, did_you_mean, printable_json
 from memplan.lang import said
@@ -48,7 +48,6 @@ def parameters() -> list[Parameter]:
 
 def check(values: Mapping[str, Any]) -> int:
     """Read, estimate and judge each file; write a line for each, and the reports that are asked for."""
-    from memplan.cli.output import check_place, page_place, print_text, write_report
     from memplan.frameworks.checking import worst
     from memplan.frameworks.many import check_many, cores
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options
 from memplan.cli.edge import warn
+from memplan.cli.output import print_text
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, MemplanError, UsageError, printable_json
+from memplan.spec.reading import JobInput, read_job
 
 if TYPE_CHECKING:
     from memplan.logs.reading import Log
     from memplan.report import Report
-    from memplan.spec.reading import JobInput
 
 
 def check_log(values: Mapping[str, Any], form: str) -> int:
     """Read, estimate, compare, write; the exit code is 1 where the log shows that memory was not enough."""
-    from memplan.cli.output import print_text
     from memplan.logs.beside import compared
     from memplan.logs.reading import read_log
     from memplan.render import data, text
@@ -57,7 +57,6 @@ def _report(log: Log, values: Mapping[str, Any]) -> tuple[Report | None, tuple[s
 def of_log(log: Log, values: Mapping[str, Any]) -> JobInput:
     """The job of the log under the options; a key of these wins."""
     from memplan.logs.jobs import job_keys
-    from memplan.spec.reading import read_job
 
     model, keys = options.collect(values)
     keys |= {"model": model} if model is not None else {}

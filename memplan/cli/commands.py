@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from memplan import __version__
 from memplan.cli.parameters import Parameter
 from memplan.cli.said_help import SaidHelp, write_rows
-from memplan.errors import UsageError, did_you_mean
+from memplan.errors import UsageError, did_you_mean, nearest
 
 COMMANDS = {
     "estimate": "What a job will use, where it peaks, whether it fits.",
@@ -106,8 +106,6 @@ def print_help_where_asked(ctx: Any, args: Sequence[str]) -> None:
 
 def _instead(word: str) -> str:
     """What to type instead of a word that is no command: perhaps it was meant as the model."""
-    from memplan.errors import nearest
-
     if word.lower() == "help":
         return "memplan --help, or memplan COMMAND --help"
     if not nearest(word, COMMANDS):

@@ -9,11 +9,10 @@ from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from memplan.render.progress import spinner
-from memplan.spec.reading import canonical_key
+from memplan.spec.reading import JobInput, canonical_key
 
 if TYPE_CHECKING:
     from memplan.comparison import Axis, Comparison
-    from memplan.spec.reading import JobInput
 
 HELP = """The same job under several strategies, ranked by memory; or several jobs, models, methods, cards side by side.
 --gpus a100-80gb,h100-80gb compares cards, --gpus 4,8 numbers of them.

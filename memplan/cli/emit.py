@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.cli import options
 from memplan.cli.edge import note, warn
+from memplan.cli.output import print_text
 from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
 
@@ -30,7 +31,6 @@ def parameters() -> list[Parameter]:
 
 def emit(values: Mapping[str, Any]) -> int:
     """Resolve, write, read back; files, a diff, or text on the screen."""
-    from memplan.cli.output import print_text
     from memplan.frameworks.accelerate.write import SCRIPT
     from memplan.frameworks.onto import changed
     from memplan.frameworks.planned import emit_plan, plans_of
@@ -69,7 +69,6 @@ def emit(values: Mapping[str, Any]) -> int:
 
 def _onto(path: str, text: str, folder: str | None, force: bool) -> None:
     """The changed file: into a folder, over the old one with --force, else the difference on the screen."""
-    from memplan.cli.output import print_text
     from memplan.frameworks.writing import write_files
 
     if folder is not None or force:

@@ -8,12 +8,13 @@ from memplan.cli.edge import note, warn
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, EXIT_USAGE, UsageError, printable
+from memplan.presets import find_preset, model_names
 from memplan.render.progress import spinner
+from memplan.spec.reading import JobInput
 
 if TYPE_CHECKING:
     from memplan.render.blocks import Block
     from memplan.report import Report
-    from memplan.spec.reading import JobInput
     from memplan.trust import Trust
     from memplan.ways import Ways
 
@@ -221,7 +222,6 @@ def _verify(report: "Report") -> None:
     """Hold the counted parameters against the checkpoint's safetensors headers."""
     from memplan.hub import verify_parameters
     from memplan.models import load_model
-    from memplan.presets import find_preset, model_names
 
     name, revision = report.job.get("model"), report.job.get("revision")
     preset = find_preset(name) if isinstance(name, str) else None

@@ -9,6 +9,8 @@ from memplan.cli.estimate import report_of
 from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError
+from memplan.spec.job import Job
+from memplan.spec.reading import canonical_key
 
 HELP = """What a term of a report is: formula, lifetime, what divides it, source. With a job, its numbers.
 
@@ -51,8 +53,6 @@ def _no_term(word: str) -> UsageError | None:
     if _OOM.search(word):
         hint = "memplan diagnose reads it: memplan diagnose train.log, or paste the text after memplan diagnose -"
         return UsageError(f"{word[:80]!r} is an error, no term", hint)
-    from memplan.spec.job import Job
-    from memplan.spec.reading import canonical_key
 
     key = canonical_key(word.lstrip("-"))
     if key not in Job.model_fields:

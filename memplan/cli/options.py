@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from memplan.cli.flags import LORA_B_BIAS
 from memplan.cli.parameters import Parameter, argument, option
@@ -15,13 +15,10 @@ from memplan.errors import InvalidJob, UsageError
 from memplan.spec.job import Job
 from memplan.spec.lengths import in_full
 from memplan.spec.lora import Lora
-from memplan.spec.reading import SHORTHANDS, canonical_key, meant
+from memplan.spec.reading import SHORTHANDS, JobInput, canonical_key, meant
 from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, ALLOCATOR_OPTIONS, CHOICES, ROLLOUT_OPTIONS, TRAINING_ONLY, rollout_option
 from memplan.units import words_of
-
-if TYPE_CHECKING:
-    from memplan.spec.reading import JobInput
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "total_params"),

@@ -4,7 +4,7 @@ on a screen that is narrower than typer knows."""
 from collections.abc import Sequence
 from typing import Any
 
-from memplan.lang import ENGLISH, language, said
+from memplan.lang import ENGLISH, Name, language, said
 
 NARROW = 79
 """Up to this width click spills: names of options, titles of sections, and everything below 50."""
@@ -51,7 +51,6 @@ def write_rows(formatter: Any, title: str, rows: Sequence[tuple[str, str]], col_
         with formatter.section(title):
             formatter.write_dl(list(rows), col_max=col_max)
         return
-    from memplan.lang import Name
     from memplan.render.blocks import Heading, definitions
 
     formatter.write_paragraph()

@@ -6,6 +6,9 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from memplan.cli.helps import attribute_docstrings
+from memplan.spec import job
+from memplan.spec.base import Frozen
+from memplan.tables.choices import ALIASES, CHOICES, TRAINING_ONLY
 
 Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -87,10 +90,6 @@ def job_schema() -> Schema:
     """The schema of a job file: its keys, other tools' names for them, and keys without effect on memory."""
     from pydantic import TypeAdapter
 
-    from memplan.spec import job
-    from memplan.spec.base import Frozen
-    from memplan.tables.choices import ALIASES, TRAINING_ONLY
-
     defaults = (field.default for model in Frozen.__subclasses__() for field in model.model_fields.values())
     for default in defaults:
         if isinstance(default, Frozen):
@@ -136,8 +135,6 @@ def _describe(schema: Schema, docs: dict[str, str]) -> None:
 
 def _choices(key: str, part: Schema) -> Schema:
     """A choice names its values, and takes the spellings of other tools too."""
-    from memplan.tables.choices import CHOICES
-
     if key not in CHOICES:
         return part
     kept: Schema = {name: part[name] for name in ("default", "description") if name in part}

@@ -10,6 +10,7 @@ from memplan.cli import options, output
 from memplan.cli.edge import note
 from memplan.errors import EXIT_DONE, UsageError, did_you_mean
 from memplan.render.progress import Bar, on_terminal
+from memplan.spec.reading import understood
 
 if TYPE_CHECKING:
     from memplan.comparison import Axis
@@ -56,8 +57,6 @@ def sweep(values: Mapping[str, Any], axes: Sequence["Axis"]) -> int:
 
 def _over(values: Mapping[str, Any], axes: Sequence["Axis"]) -> dict[str, Any]:
     """What MODEL and the options say, over the grid's base."""
-    from memplan.spec.reading import understood
-
     targets = values.get("targets") or []
     if axes or len(targets) > 1:
         raise UsageError(

@@ -8,10 +8,10 @@ from memplan.cli.output import Result
 from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DONE
 from memplan.render.progress import Progress
+from memplan.spec.reading import JobInput
 
 if TYPE_CHECKING:
     from memplan.report import Report
-    from memplan.spec.reading import JobInput
     from memplan.trace.result import Trace
     from memplan.trace.view import TermRow
 

@@ -18,7 +18,7 @@ from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_s
 from memplan.engine.rows.embedding import enter_buffers
 from memplan.engine.rows.kernels import enter_checkpoint_buffers, enter_compiled, enter_mixer_kernels, enter_unpacking
 from memplan.engine.rows.model import enter_batch, enter_embedding, enter_shared
-from memplan.engine.rows.outputs import enter_choices, enter_outputs
+from memplan.engine.rows.outputs import enter_choices, enter_kept_logits, enter_outputs
 from memplan.engine.rows.passes import PassRows
 from memplan.engine.rows.router_loss import enter_router_backward, enter_router_forward
 from memplan.engine.rows.step import enter_gradients, enter_step
@@ -196,8 +196,6 @@ def _enter_surroundings(ledger: Ledger, parts: Parts) -> None:
         enter(ledger, parts.recipe)
     enter_unpacking(ledger, parts.recipe, parts.weights)
     if parts.recipe.evaluating and parts.recipe.batch.eval_kept:
-        from memplan.engine.rows.outputs import enter_kept_logits
-
         enter_kept_logits(ledger, parts.recipe)
 
 

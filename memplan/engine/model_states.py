@@ -5,6 +5,7 @@ from itertools import groupby
 from memplan.engine.host_copies import copied, parameter_sizes
 from memplan.engine.ledger import Ledger
 from memplan.engine.optimizer.states import Stepped, is_quantised, orthogonalised, paged_bytes, state_bytes, stepped
+from memplan.engine.optimizer.temporaries import PROGRAMS, REFRESHES, peak_bytes
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest
 from memplan.engine.parallel.fsdp2.units import padded
 from memplan.engine.parallel.sharding import Held
@@ -44,8 +45,6 @@ def step_temporaries(recipe: Recipe, weights: list[Weight], itemsize: int, shard
 
 def loop_bytes(recipe: Recipe, tensors: list[tuple[Stepped, int]]) -> int:
     """The peak of a step that goes tensor by tensor; layers are gone through twice, so that neighbours are met."""
-    from memplan.engine.optimizer.temporaries import PROGRAMS, peak_bytes
-
     program, settings, order = PROGRAMS[recipe.optimizer.row.step], recipe.optimizer.settings, []
     for copies, group in groupby(tensors, lambda pair: pair[1]):
         order += [tensor for tensor, _ in group] * min(copies, 2)
@@ -55,8 +54,6 @@ def loop_bytes(recipe: Recipe, tensors: list[tuple[Stepped, int]]) -> int:
 
 def refresh_bytes(recipe: Recipe, weights: list[Weight], itemsize: int, shards: int) -> int:
     """The peak of the steps that also renew projections; 0 where there are none."""
-    from memplan.engine.optimizer.temporaries import REFRESHES, peak_bytes
-
     program = REFRESHES.get(recipe.optimizer.row.step)
     tensors = (stepped(recipe, weight, itemsize, shards) for weight in weights) if program else ()
     return max((peak_bytes(program(tensor, recipe.optimizer.settings)) for tensor in tensors if program), default=0)

@@ -1,23 +1,21 @@
 """What one pass of the model through a step needs to know, all resolved; and what runs before the first layer, in
 bytes: steps of the embedding, a tower, inputs of all layers; most models have none."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.layers.modules import Mode
 from memplan.engine.losses.heads import Head
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
 from memplan.engine.programs import Programs
+from memplan.engine.traces import LayerTrace
 from memplan.spec.groups import ImageBatch
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.tables.styles import GradientMode, PassStyle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from memplan.engine.layers.vision.tower_ends import TowerPlan
-    from memplan.engine.traces import LayerTrace
 
 
 class PassPlan(NamedTuple):
@@ -97,10 +95,6 @@ class PassPlan(NamedTuple):
             self.embedding_trained and rests,
             self.spec.frozen & {"vision", "projector"},
         )
-
-
-if TYPE_CHECKING:
-    from memplan.engine.layers.vision.tower_ends import TowerPlan
 
 
 class FrontTrace(NamedTuple):

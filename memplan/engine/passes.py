@@ -7,16 +7,12 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from operator import add
-from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
 from memplan.engine.pass_plan import NO_FRONT, NO_TOWER, TOWERS, PassPlan
 from memplan.engine.tail_trace import TailTrace, trace_tail
-from memplan.engine.traces import NOTHING, Alive, LayerTrace, trace_layer
+from memplan.engine.traces import NOTHING, Alive, LayerTrace, Stack, trace_layer
 from memplan.spec.layer import Layer
-
-if TYPE_CHECKING:
-    from memplan.engine.traces import Stack
 
 
 class TracedPass:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from memplan.engine.build import build_ledger
 from memplan.engine.critic_engine import critic_and_policy, critic_and_policy_totals, has_critic_engine
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.tensor import part_of
 from memplan.engine.step_and_evaluation import Joined, JoinedTotals, evaluation_of
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.totals import Totalled, totalled
@@ -78,7 +79,6 @@ def _of_rank(recipe: Recipe) -> Recipe:
     degrees = recipe.parallel
     if degrees.model * degrees.expert == 1 or recipe.in_megatron:
         return recipe
-    from memplan.engine.parallel.tensor import part_of
 
     batch = recipe.batch._replace(
         sequence_length=ceil_div(recipe.batch.sequence_length, degrees.context),

@@ -8,6 +8,7 @@ from memplan.engine.layers.moe.load_balancing_loss import all_logits
 from memplan.engine.losses.heads import Head
 from memplan.engine.losses.tail import casts_of, tail_forward
 from memplan.engine.tape import ops
+from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.engine.traces import Alive, alive_now, input_of, peaks_of
@@ -61,7 +62,6 @@ def tail_trace(
     """What ``trace_tail`` gives, once for what tails read."""
     tape = Tape(mode.numerics.autocast, in_place=mode.in_place)
     tape.grad_enabled, tape.shared_casts = grad, mode.shared_casts
-    from memplan.engine.tape.offloading import OFFLOADS
 
     tape.offload = OFFLOADS[mode.offload]() if mode.offload and grad else None
     p = Pass(tape, mode, rows, length)

@@ -13,6 +13,7 @@ from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
 from memplan.engine.losses.tail import casts_of
 from memplan.engine.tape.graph import Frame, Node, Tensor
+from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.engine.tape.tape import Tape
 from memplan.engine.tape.watched import Uses, Watched
@@ -150,7 +151,6 @@ def layer_trace(
     itemsize = (mode.numerics.autocast or itemsize) if layer.projected_input else itemsize
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
     frame = tape.start_hollow(mode.recompute.policy) if style == "checkpoint" else None
-    from memplan.engine.tape.offloading import OFFLOADS
 
     away = OFFLOADS[mode.offload]() if mode.offload and style != "no-grad" else None
     if style == "plain":

@@ -24,7 +24,7 @@ from memplan.spec.reading import JobInput, understood
 from memplan.spec.recipe import Recipe
 from memplan.spec.recompute import counts_of, is_by_layer
 from memplan.tables.recompute_settings import Told
-from memplan.units import format_bytes
+from memplan.units import format_bytes, parse_size
 
 STEPS = 128
 SHOWN = 6
@@ -200,8 +200,6 @@ def _check_engine(recipe: Recipe, size: int) -> None:
 
 def read_budget(text: str) -> tuple[int, str]:
     """(bytes, meter) of 70GiB, or of allocated:60GiB. Raises UsageError."""
-    from memplan.units import parse_size
-
     meter, colon, size = text.partition(":")
     name = meter.strip().lower() if colon else DEVICE
     hint = "write --budget 70GiB, or --budget allocated:60GiB for what torch.cuda.max_memory_allocated says"

@@ -1,17 +1,14 @@
 """Errors as tables: what was held against the estimate, how far it was off, and what was refused."""
 
-from typing import TYPE_CHECKING, Any
-
-from memplan.lang import Name
-from memplan.render.blocks import Block, Column, Heading, Prose, Table, definitions
-
-if TYPE_CHECKING:
-    from memplan.accuracy import Accuracy, Grouping
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import exp, sqrt
 from statistics import median
+from typing import Any
 
+from memplan.accuracy import Accuracy, Grouping
 from memplan.cost.fitting import BEFORE, INSIDE, Fitted, Run
+from memplan.lang import Name
+from memplan.render.blocks import Block, Column, Heading, Prose, Table, definitions
 from memplan.spec.gpu import FACTORS, Calibration
 from memplan.trust import Trust
 from memplan.units import format_bytes

@@ -1,8 +1,8 @@
 """Jobs side by side: a ranked table where there is room, a line below each where there is not."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from memplan.comparison import CompareRow, Comparison
 from memplan.drawn import share
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
@@ -10,11 +10,8 @@ from memplan.render.difference_view import difference_blocks
 from memplan.render.estimate_view import percent
 from memplan.render.layout import GAP, widths
 from memplan.render.verdict_view import STYLES
+from memplan.report import Report
 from memplan.units import format_bytes
-
-if TYPE_CHECKING:
-    from memplan.comparison import CompareRow, Comparison
-    from memplan.report import Report
 
 TITLE = 24
 """Characters that a job's title has at least, where it is so long: with room for them and for the figures, every group

@@ -3,19 +3,16 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from memplan.comparison import Comparison
 from memplan.comparison.grid import value_words
+from memplan.comparison.result import CompareRow, Difference, Move
 from memplan.lang import Name
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
 from memplan.render.instants import instant_title
 from memplan.render.verdict_view import STYLES
 from memplan.units import format_bytes
-
-if TYPE_CHECKING:
-    from memplan.comparison import Comparison
-    from memplan.comparison.result import CompareRow, Difference, Move
 
 SMALL = 0.003
 """Share of the larger peak below which moves are told together, where there are many."""

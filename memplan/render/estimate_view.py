@@ -8,7 +8,7 @@ from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, ba
 from memplan.render.cards_view import cards_blocks, shares_blocks
 from memplan.render.instants import instant_words, moment_words
 from memplan.render.lengths_view import lengths_blocks
-from memplan.render.rollout_view import rollout_blocks
+from memplan.render.rollout_view import engine_blocks, rollout_blocks
 from memplan.render.verdict_view import verdict_blocks
 from memplan.report import Report, Reserved
 from memplan.units import format_bytes, words_of
@@ -20,8 +20,6 @@ ROOMY = 76
 def estimate_blocks(report: Report, width: int, under: Iterable[Block] = ()) -> list[Block]:
     """Everything about one job, the answer first: whether it fits a named card; ``under`` that what else was asked."""
     if report.recipe is not None and report.recipe.method.generates:
-        from memplan.render.rollout_view import engine_blocks  # which a job that trains never shows
-
         return [*engine_blocks(report, width), *under]
     return [
         *verdict_blocks(report, width),

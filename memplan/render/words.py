@@ -5,6 +5,10 @@ from typing import Any
 
 from memplan.report import PerGpu, Remedy, Report
 from memplan.spec.option_words import option_words
+from memplan.tables.methods import METHODS
+from memplan.tables.optimizers import OPTIMIZERS
+from memplan.tables.precisions import PRECISIONS
+from memplan.tables.quantizations import QUANTIZATIONS
 from memplan.units import format_bytes, format_count
 
 SHARDING = {
@@ -91,15 +95,11 @@ def lora_words(job: Mapping[str, Any]) -> str:
 
 def is_pairwise(job: Mapping[str, Any]) -> bool:
     """Whether an example is a pair of sequences."""
-    from memplan.tables.methods import METHODS
-
     return METHODS[job["method"]].pairs
 
 
 def method_words(job: Mapping[str, Any]) -> str:
     """What is trained for, and what one example is."""
-    from memplan.tables.methods import METHODS
-
     method = METHODS[job["method"]]
     words = f"{method.name}, {method.title}"
     if method.pairs:
@@ -139,10 +139,6 @@ def cards_words(report: Report) -> str:
 
 def storage_words(job: Mapping[str, Any]) -> str:
     """In which dtypes things are kept, and who steps on them."""
-    from memplan.tables.optimizers import OPTIMIZERS
-    from memplan.tables.precisions import PRECISIONS
-    from memplan.tables.quantizations import QUANTIZATIONS
-
     title = PRECISIONS[job["precision"]].title
     if not str(job["sharding"]).startswith("zero"):
         title = title.replace("DeepSpeed", "Megatron")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
+from memplan.resolve.adapted_parts import check_ranks, chosen, of_tower, partly_adapted, trained_rows, with_tower
 from memplan.resolve.fsdp import check_flat, upcast
 from memplan.resolve.megatron_adapters import megatron_targets, not_in_megatron, products
 from memplan.resolve.notes import Notes
@@ -111,7 +112,6 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     text = {linear.name for run in spec.runs for linear in run.layer.linears}
     text |= {linear.name for linear in spec.outer_linears}
     stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
-    from memplan.resolve.adapted_parts import check_ranks, chosen, of_tower, trained_rows
 
     routers = {experts.router.name for experts in stacked if not experts.plain_router}
     text -= routers
@@ -181,8 +181,6 @@ def adapted_model(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> 
     """What LoRA adapts, and the model with the layers marked in which it adapts nothing."""
     targets = adapter(job, spec, notes, trainer)
     if job.lora:
-        from memplan.resolve.adapted_parts import partly_adapted, with_tower
-
         spec = with_tower(partly_adapted(spec, frozenset(job.lora.layers_to_transform)), job.lora)
     return targets, spec
 

@@ -5,7 +5,7 @@ from memplan.resolve.adapters import Targets
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
 from memplan.resolve.recompute import offloads_activations
-from memplan.resolve.storage import Split, Stored
+from memplan.resolve.storage import Split, Stored, float8
 from memplan.spec.groups import Checkpointing, Operators
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
@@ -37,8 +37,6 @@ def operators(
     mixers = mixer_kernels(job, spec, notes) == "cuda"
     tiled, sums = tiles(job, trainer, spec, base.stored, notes)
     if job.float8 != "none" or job.fsdp.float8_all_gather:
-        from memplan.resolve.storage import float8
-
         fused = fused._replace(float8=float8(job, trainer, spec, base.stored, notes))
     if job.flash_version > 2 and job.attention != "flash":
         raise InvalidJob(f"flash_version: {job.flash_version} is of attention: flash", "use attention: flash")

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import InternalError, UsageError
-from memplan.trace.result import read_answer
+from memplan.trace.result import Trace, read_answer
 
 if TYPE_CHECKING:
     from memplan.spec.job import Job
     from memplan.spec.reading import JobInput
-    from memplan.trace.result import Trace
 
 PACKAGES = ("torch", "transformers", "peft")
 

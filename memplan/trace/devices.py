@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from memplan.callback import meters
-from memplan.errors import UsageError
+from memplan.errors import InvalidJob, UsageError
+from memplan.gpus import find_gpu
 from memplan.trace.ledger import PHASES
 from memplan.trace.tracker import Tracker
 
@@ -166,9 +167,6 @@ class CudaDevice(CpuDevice):
 
     def card(self) -> str | None:
         """The catalogue's name for it, by which the estimate knows its workspaces; its size where it is not there."""
-        from memplan.errors import InvalidJob
-        from memplan.gpus import find_gpu
-
         words = torch.cuda.get_device_name().lower().replace("nvidia", "").replace("-", " ").split()
         total = torch.cuda.mem_get_info()[1]
         for count in range(len(words), 0, -1):

@@ -14,6 +14,7 @@ from memplan.engine.tape.ops import FP32
 from memplan.engine.tensors import count, model_weights
 from memplan.errors import InvalidJob, UsageError
 from memplan.measurement import Measurement, estimated_of, job_of, of_peak
+from memplan.models import model_config
 from memplan.resolve import resolve, resolve_training
 from memplan.spec.job import Job
 from memplan.spec.reading import JobInput, build_job
@@ -65,7 +66,6 @@ def measure(
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     progress("importing torch and transformers")
-    from memplan.models import model_config
     from memplan.trace import real
     from memplan.trace.attempt import Setup
     from memplan.trace.devices import this_device

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from importlib.resources import files
 
+from memplan.page import document
 from memplan.web.fields import form
 
 HTML, SCRIPT, STYLE, JSON = "text/html", "text/javascript", "text/css", "application/json"
@@ -24,8 +25,6 @@ def index(backend: str) -> str:
 
 
 def _drawn(what: str) -> str:
-    from memplan.page import document
-
     found: str = getattr(document, what)()
     return found
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memplan.engine.allocator.reserved import FLAT_SLACK, SLACK, STAGED, Slack
+from memplan.engine.tape.turns import TooManyTurns
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ def step_events(recipe: Recipe, steps: int = 2, rank: int | None = None) -> "Ste
         return megatron_events(recipe, steps)
     from memplan.engine.play.notes import UnknownParameter
     from memplan.engine.play.unfolding import played  # which a search never loads
-    from memplan.engine.tape.turns import TooManyTurns
 
     try:
         recorded = played(recipe, steps)

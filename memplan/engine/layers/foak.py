@@ -13,11 +13,11 @@ from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
+from memplan.spec.groups import Quantised
+from memplan.spec.parts import Linear
 
 if TYPE_CHECKING:
     from memplan.engine.layers.modules import Pass
-    from memplan.spec.groups import Quantised
-    from memplan.spec.parts import Linear
 
 
 def fuses(p: Pass, linears: Sequence[Linear]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memplan.engine.layers.quantised_linear import dequantise
@@ -9,19 +10,12 @@ from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
-from memplan.spec.lora import EMBEDDING
+from memplan.spec.groups import Quantised
+from memplan.spec.lora import EMBEDDING, Adapter
+from memplan.spec.parts import Linear
 
 if TYPE_CHECKING:
     from memplan.engine.layers.modules import Pass
-    from memplan.spec.groups import Quantised
-    from memplan.spec.lora import Adapter
-    from memplan.spec.parts import Linear
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from memplan.engine.layers.modules import Pass
-    from memplan.spec.parts import Linear
 
 
 def adapted(

@@ -7,7 +7,7 @@ heads, K key/value heads, s sequence length, E experts, k experts per token, r L
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from memplan.engine.layers.quantised_linear import quantised_linear
+from memplan.engine.layers.quantised_linear import float8_linear, quantised_linear
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim
@@ -230,7 +230,6 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
 def _in_float8(p: Pass, x: Tensor, linear: Linear, weight: Param, out: Dim, label: str) -> Tensor:
     """torchao's product, and the bias added to it."""
     from memplan.engine.layers.norms import add_bias
-    from memplan.engine.layers.quantised_linear import float8_linear
 
     assert p.mode.operators.kernels.float8 is not None
     result = float8_linear(p.tape, x, weight, out, label, p.mode.operators.kernels.float8)

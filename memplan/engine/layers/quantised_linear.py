@@ -10,23 +10,18 @@ saves, in its own dtype; each product casts its two sides before it, and backwar
 torchao 0.18 float8/float8_linear.py (matmul_with_hp_or_float8_args), float8_training_tensor.py (_ToFloat8ConstrFunc),
 float8_ops.py (addmm_float8_unwrapped: copies in the layout that the kernel reads). Scales are not counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
+from memplan.spec.groups import Quantised
+from memplan.spec.parts import Linear
+from memplan.spec.recipe import Recipe
 from memplan.tables.precisions import LOW, Float8
 
-if TYPE_CHECKING:
-    from memplan.spec.groups import Quantised
-    from memplan.spec.parts import Linear
-from memplan.spec.recipe import Recipe
-
-Product = Callable[[Tape, Tensor, "Linear", "Quantised", Dim, str], Tensor]
+Product = Callable[[Tape, Tensor, Linear, Quantised, Dim, str], Tensor]
 
 BUFFER = "dequantised weights"
 

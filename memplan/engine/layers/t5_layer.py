@@ -3,9 +3,7 @@
 A bias of relative positions is made in the first layer of each stack and added to the scores of all; attention to the
 encoder's output has a bias of zeros."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.attention.older_classes import PROBABILITIES, SCORES, batched, queries_and_keys
@@ -17,9 +15,6 @@ from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Attention, FeedForward
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 INT64 = 8
 

@@ -2,19 +2,14 @@
 
 unsloth 2026.8 kernels/fast_lora.py (LoRA_QKV, LoRA_MLP, LoRA_W) and kernels/utils.py (matmul_lora). Not measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from memplan.engine.layers.modules import Pass
 from memplan.engine.layers.quantised_linear import dequantise
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
-
-if TYPE_CHECKING:
-    from memplan.engine.layers.modules import Pass
-    from memplan.spec.parts import FeedForward, Linear
+from memplan.spec.parts import FeedForward, Linear
 
 
 def fuses(p: Pass, linears: Sequence[Linear]) -> bool:

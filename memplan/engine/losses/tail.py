@@ -4,6 +4,7 @@ Losses over whole distributions: what a student and its teacher say of every ent
 
 Both stand in full beside each other; the teacher's side has no graph. T tokens, V vocabulary."""
 
+from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.modules import Pass, norm, project, weight_of
 from memplan.engine.layers.moe.load_balancing_loss import load_balancing_loss
 from memplan.engine.losses import heads
@@ -102,8 +103,6 @@ def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple
     if spec.logits_fp32:
         logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
     if spec.logits_shifted and head.program != "score":
-        from memplan.engine.layers.attention.eager import masked
-
         logits = masked(p, logits)
     if spec.logits_scaled:
         logits = ops.scale(tape, logits, "scaled logits")

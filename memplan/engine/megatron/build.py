@@ -1,10 +1,7 @@
 """The ledger of one rank of a Megatron job: its schedule, then rows of states, activations, head, buffers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head
@@ -16,13 +13,11 @@ from memplan.engine.megatron.stages import Chunk, chunks_of
 from memplan.engine.megatron.states import enter_states
 from memplan.engine.megatron.steps import Held
 from memplan.engine.megatron.weights import Share, padded_vocabulary, rank_shares, with_adapters
+from memplan.engine.micro_step import layers_plan
 from memplan.engine.pass_plan import TowerTrace
 from memplan.engine.rollouts import enter_rollout
 from memplan.spec.lora import EMBEDDING
 from memplan.spec.recipe import Recipe
-
-if TYPE_CHECKING:
-    from memplan.engine.pass_plan import TowerTrace
 
 STEP = "step.optimizer"
 PASS = "policy"
@@ -169,7 +164,6 @@ def tower_trace(recipe: Recipe) -> TowerTrace | None:
     if recipe.model.tower is None or recipe.batch.images is None or not recipe.parallel.first:
         return None
     from memplan.engine.layers.vision.tower_trace import trace_tower
-    from memplan.engine.micro_step import layers_plan
 
     plan = layers_plan(recipe, "policy", recipe.rows, "plain")
     tower = plan._replace(mode=plan.mode._replace(tensor=1, context=1, expert=1)).tower

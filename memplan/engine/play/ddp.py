@@ -10,14 +10,14 @@ from memplan.engine.parallel.ddp import CAP_MIB, FIRST_BYTES, buckets
 from memplan.engine.parallel.ddp import Tensor as InBucket
 from memplan.engine.parallel.sharding import gradient_itemsize
 from memplan.engine.play.sharding import Sharding
+from memplan.engine.tape.graph import Param
 from memplan.engine.tape.tags import Dim
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
 from memplan.units import MiB
 
 if TYPE_CHECKING:
     from memplan.engine.play.tape import PlayTape
-    from memplan.engine.tape.graph import Param
-    from memplan.engine.tensors import Weight
-    from memplan.spec.recipe import Recipe
 
 
 class Ddp(Sharding):

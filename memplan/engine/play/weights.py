@@ -1,20 +1,15 @@
 """Parameters that outlive a pass: each the same object, with one place in every graph, wherever it is used. Those that
 several layers apply have one cast, and one gradient that is whole when the first of them has run back."""
 
-from __future__ import annotations
-
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.play.notes import InTower
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Accumulate, Param, Tensor
+from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
-
-if TYPE_CHECKING:
-    from memplan.spec.layer import Layer
-
 
 Name = tuple[object, str, str, int, int]
 """The layer, the part of a tower, or what is outside of both; the point within it, for a mixer and a feed-forward may

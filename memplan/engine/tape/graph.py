@@ -8,10 +8,10 @@ from sys import getrefcount
 from typing import TYPE_CHECKING
 
 from memplan.engine.tape.offloading import Place
+from memplan.engine.tape.selective_checkpointing import Policy
 from memplan.engine.tape.tags import Dim, Tag
 
 if TYPE_CHECKING:
-    from memplan.engine.tape.selective_checkpointing import Policy
     from memplan.engine.tape.tape import Tape
 
 

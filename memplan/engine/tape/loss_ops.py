@@ -1,17 +1,11 @@
 """Operations of losses: log-softmax and its kin, gathering of labels, reductions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from memplan.engine.layers.modules import Pass
 from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.ops import FP32, cast, concatenate, copy, softmax_of_half, split, unary, view
 from memplan.engine.tape.routing_ops import scattered
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
-
-if TYPE_CHECKING:
-    from memplan.engine.layers.modules import Pass
 
 
 def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Tensor:

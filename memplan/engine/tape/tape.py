@@ -11,7 +11,7 @@ Sizes are rounded up to 512 bytes, as the CUDA caching allocator does. What a ke
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,6 @@ from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.tables.styles import Bucket, Fused, GradientMode, SavedBy, SharedCasts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from memplan.engine.tape.watched import Use
 
 

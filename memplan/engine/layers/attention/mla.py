@@ -9,7 +9,7 @@ from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.sparse_indexer import chosen_tokens, index_mask
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import subtract
-from memplan.engine.parallel.sequence import gathered, scattered
+from memplan.engine.parallel.sequence import gathered, ring_attention, scattered
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.tags import Dim
@@ -160,8 +160,6 @@ def fused(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     """``scaled_dot_product_attention``; a mask becomes a bias, and flash's output is copied into another layout."""
     tape = p.tape
     if p.mode.context > 1:
-        from memplan.engine.parallel.sequence import ring_attention
-
         return ring_attention(p, q, k, v, p.dim("H", mixer.num_heads), out_dim)
     chosen, bias = kernel(p, mixer, tape.autocast or q.itemsize), None
     if chosen == "efficient" and (p.mode.padded or mixer.indexed):

@@ -3,6 +3,7 @@
 from memplan.engine.layers.attention.eager import repeat_kv, scores_of
 from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.modules import Mode, Pass
+from memplan.engine.parallel.sequence import gathered_attention, ring_attention, ulysses_attention
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
@@ -37,12 +38,8 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
     """``scaled_dot_product_attention``: with a mask, keys and values are repeated first and the mask becomes a bias."""
     tape = p.tape
     if p.mode.context > 1 and p.mode.shares == "ulysses":
-        from memplan.engine.parallel.sequence import ulysses_attention
-
         return ulysses_attention(p, mixer, q, k, v, q_dim)
     if p.mode.context > 1:
-        from memplan.engine.parallel.sequence import gathered_attention, ring_attention
-
         shared = gathered_attention if p.mode.shares == "gathered" else ring_attention
         return shared(p, q, k, v, p.dim("H", mixer.num_heads), q_dim)
     kernel = attention_kernel(p.mode, mixer, p.length, tape.autocast or q.itemsize)
