@@ -6,13 +6,13 @@ its class builds from them. ``dense.py`` and ``moe.py`` hold the rows; this file
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from memplan.arch import attention
 from memplan.arch.config import CLASSES, Config, Scalar, note_unread, refuse_foreign
 from memplan.spec.layer import AnyMixer, Form, Layer, Run
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, FeedForward, Linear, Norm, NormKind
+from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, NormKind
 from memplan.units import words_of
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -232,17 +232,20 @@ def gated(family: Family, config: Config, intermediate: int) -> FeedForward:
     return FeedForward(intermediate=f, activation=activation(family, config), linears=(*into, down))
 
 
-if TYPE_CHECKING:
-    from memplan.arch.decoder import Family
+def sparse(family: Family, config: Config, experts: Experts, **more: Any) -> FeedForward:
+    """A feed-forward of routed experts, and what ``more`` it has."""
+    act = activation(family, config)
+    return FeedForward(intermediate=experts.intermediate, activation=act, experts=experts, **more)
+
 
 Field = Any
 """A value, or a function of the config that gives it."""
 
 
-def turned(**fields: Field) -> Callable[["Family", Config, int | None], Attention]:
+def turned(**fields: Field) -> Callable[[Family, Config, int | None], Attention]:
     """The mixer of a row: softmax attention with these fields of ``Attention``."""
 
-    def mixer(family: "Family", config: Config, window: int | None) -> Attention:
+    def mixer(family: Family, config: Config, window: int | None) -> Attention:
         values = {name: value(config) if callable(value) else value for name, value in fields.items()}
         return softmax_attention(family, config, window).model_copy(update=values)
 

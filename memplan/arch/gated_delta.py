@@ -5,8 +5,16 @@ from collections.abc import Callable
 
 from memplan.arch import attention
 from memplan.arch.config import CLASSES, Config
-from memplan.arch.decoder import ACTIVATIONS, Family, activation, gated, gated_everywhere, rotary_dim, softmax_attention
-from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed, with_mask
+from memplan.arch.decoder import (
+    ACTIVATIONS,
+    Family,
+    gated,
+    gated_everywhere,
+    rotary_dim,
+    softmax_attention,
+    sparse,
+)
+from memplan.arch.hybrid import LAYER_NAMES, LINEAR, of_each_layer, with_mask
 from memplan.arch.routed import (
     every_step,
     expert_count,
@@ -28,10 +36,7 @@ def kinds(config: Config) -> list[str]:
     if config.value("layer_types") is None:
         every = config.integer("full_attention_interval")
         return [LINEAR if (i + 1) % every else attention.FULL for i in range(layers)]
-    given = listed(config, "layer_types", LAYER_NAMES)
-    if len(given) < layers:
-        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", config.value("layer_types"))
-    return given[:layers]
+    return of_each_layer(config, LAYER_NAMES)
 
 
 def mixers(family: Family, config: Config) -> list[AnyMixer]:
@@ -85,17 +90,12 @@ def delta(family: Family, config: Config) -> GatedDelta:
     )
 
 
-def sparse(family: Family, config: Config, routing: Routing) -> FeedForward:
+def shared(family: Family, config: Config, routing: Routing) -> FeedForward:
     """Experts, and a shared one behind a gate."""
     count = expert_count(config, "num_experts")
     active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
-    return FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, routing),
-        shared=shared_experts(config, config.integer("shared_expert_intermediate_size"), "shared_expert_gate"),
-        shared_first=True,
-    )
+    beside = shared_experts(config, config.integer("shared_expert_intermediate_size"), "shared_expert_gate")
+    return sparse(family, config, make_experts(config, count, active, f, routing), shared=beside, shared_first=True)
 
 
 def next_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -103,13 +103,13 @@ def next_layers(family: Family, config: Config) -> list[FeedForward]:
     dense = gated(family, config, config.integer("intermediate_size"))
     if config.value("num_experts") == 0:
         return [dense] * config.integer("num_hidden_layers")
-    return every_step(config, dense, sparse(family, config, softmax_routing(config)))
+    return every_step(config, dense, shared(family, config, softmax_routing(config)))
 
 
 def moe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts in every layer, their weights over their sum."""
     routing = Routing(normalize="in-place", narrowed=True)
-    return [sparse(family, config, routing)] * config.integer("num_hidden_layers")
+    return [shared(family, config, routing)] * config.integer("num_hidden_layers")
 
 
 def row(model_type: str, feed_forward: Callable[[Family, Config], list[FeedForward]], classifies: bool) -> Family:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memplan.arch import attention
 from memplan.arch.config import Config, shown
-from memplan.arch.decoder import Family, activation, gated, softmax_attention, turned
+from memplan.arch.decoder import Family, activation, gated, softmax_attention, sparse, turned
 from memplan.arch.routed import expert_count, experts_per_token, layer_numbers, make_experts
 from memplan.arch.state_space import MAMBA_PREFIX, PSCAN, prefixed_dual, selective, with_kernel_note
 from memplan.spec.layer import AnyMixer
@@ -53,8 +53,8 @@ def jamba_layers(family: Family, config: Config) -> list[FeedForward]:
     if count == 1:
         return [dense] * len(chosen)
     routed = make_experts(config, count, experts_per_token(config, count), f, Routing(narrowed=True), "router")
-    sparse = FeedForward(intermediate=f, activation=activation(family, config), experts=routed)
-    return [sparse if experts else dense for experts in chosen]
+    made = sparse(family, config, routed)
+    return [made if experts else dense for experts in chosen]
 
 
 def bamba_mixers(family: Family, config: Config) -> list[AnyMixer]:
@@ -82,6 +82,14 @@ def listed(config: Config, key: str, names: dict[str, str]) -> list[str]:
         if not isinstance(name, str) or name not in names:
             raise config.wrong(key, "a list of " + ", ".join(names), name)
     return [names[name] for name in given]
+
+
+def of_each_layer(config: Config, names: dict[str, str]) -> list[str]:
+    """The kind of each of num_hidden_layers, of which layer_types may list more."""
+    layers, given = config.integer("num_hidden_layers"), listed(config, "layer_types", names)
+    if len(given) < layers:
+        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", config.value("layer_types"))
+    return given[:layers]
 
 
 def granite_kinds(config: Config) -> list[str]:

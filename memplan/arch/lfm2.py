@@ -6,7 +6,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import CLASSES, Config
 from memplan.arch.decoder import Family, build, softmax_attention
-from memplan.arch.hybrid import listed, with_mask
+from memplan.arch.hybrid import of_each_layer, with_mask
 from memplan.arch.routed import ROUTER_LOSS, expert_count, experts_per_token, layer_numbers, make_experts
 from memplan.arch.state_space import convolution
 from memplan.spec.layer import AnyMixer
@@ -25,12 +25,7 @@ def kinds(config: Config) -> list[str]:
     """As layer_types lists them; else attention in the layers that full_attn_idxs names, in all without either."""
     layers = config.integer("num_hidden_layers")
     if config.value("layer_types") is not None or "full_attn_idxs" not in config.defaults:
-        given = listed(config, "layer_types", NAMES)
-        if len(given) < layers:
-            raise config.wrong(
-                "layer_types", f"a list of num_hidden_layers ({layers}) names", config.value("layer_types")
-            )
-        return given[:layers]
+        return of_each_layer(config, NAMES)
     if config.value("full_attn_idxs") is None:
         return [attention.FULL] * layers
     named = layer_numbers(config, "full_attn_idxs")

@@ -2,8 +2,8 @@
 
 from memplan.arch import attention
 from memplan.arch.config import Config
-from memplan.arch.decoder import ACTIVATIONS, Family, activation, softmax_attention
-from memplan.arch.hybrid import LAYER_NAMES, LINEAR, listed
+from memplan.arch.decoder import ACTIVATIONS, Family, softmax_attention, sparse
+from memplan.arch.hybrid import LAYER_NAMES, LINEAR, of_each_layer
 from memplan.arch.routed import JITTER, expert_count, experts_per_token, make_experts
 from memplan.arch.state_space import with_kernel_note
 from memplan.spec.layer import AnyMixer, Run
@@ -18,10 +18,7 @@ def minimax_kinds(config: Config) -> list[str]:
     layers = config.integer("num_hidden_layers")
     if config.value("layer_types") is None:
         return [LINEAR if i % 2 else attention.FULL for i in range(layers)]
-    given = listed(config, "layer_types", LAYER_NAMES)
-    if len(given) < layers:
-        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", config.value("layer_types"))
-    return given[:layers]
+    return of_each_layer(config, LAYER_NAMES)
 
 
 def minimax_mixers(family: Family, config: Config) -> list[AnyMixer]:
@@ -54,8 +51,7 @@ def minimax_layers(family: Family, config: Config) -> list[FeedForward]:
     count, f = expert_count(config, "num_local_experts", "num_experts"), config.integer("intermediate_size")
     routing = Routing(widened=True, normalize="in-place")
     routed = make_experts(config, count, experts_per_token(config, count), f, routing)
-    layer = FeedForward(intermediate=f, activation=activation(family, config), experts=routed)
-    return [layer] * config.integer("num_hidden_layers")
+    return [sparse(family, config, routed)] * config.integer("num_hidden_layers")
 
 
 def with_mask(spec: ModelSpec, config: Config) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, activation, gated
+from memplan.arch.decoder import Family, gated, sparse
 from memplan.arch.routed import (
     ROUTER_LOSS,
     expert_count,
@@ -162,13 +162,9 @@ def deepseek_v2_layers(family: Family, config: Config) -> list[FeedForward]:
     routing = Routing(
         product="fp32", scaled=True, **(in_groups(config, count, 1) if grouped else {}), group_score="best"
     )
-    sparse = FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, routing),
-        shared=shared_experts(config, f * config.integer("n_shared_experts"), bias=config.flag("mlp_bias")),
-    )
-    return first_dense(config, gated(family, config, config.integer("intermediate_size")), sparse)
+    shared = shared_experts(config, f * config.integer("n_shared_experts"), bias=config.flag("mlp_bias"))
+    made = sparse(family, config, make_experts(config, count, active, f, routing), shared=shared)
+    return first_dense(config, gated(family, config, config.integer("intermediate_size")), made)
 
 
 def deepseek_row(model_type: str, classifies: bool, indexed: bool = False) -> Family:

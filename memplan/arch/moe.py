@@ -4,7 +4,7 @@ MiniMax-M2 and GPT-OSS as transformers 5.23 builds them; and the layers of Llama
 from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, activation, gated, softmax_attention, turned
+from memplan.arch.decoder import Family, gated, softmax_attention, sparse, turned
 from memplan.arch.post_norm import POST_NORMS, olmo2_attention
 from memplan.arch.routed import (
     JITTER,
@@ -27,8 +27,7 @@ JITTERED = (("router_jitter_noise", JITTER),)
 
 def everywhere(family: Family, config: Config, routed: Experts) -> list[FeedForward]:
     """The same experts in every layer."""
-    layer = FeedForward(intermediate=routed.intermediate, activation=activation(family, config), experts=routed)
-    return [layer] * config.integer("num_hidden_layers")
+    return [sparse(family, config, routed)] * config.integer("num_hidden_layers")
 
 
 def mixtral_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -44,8 +43,8 @@ def qwen3_moe_layers(family: Family, config: Config) -> list[FeedForward]:
     count = expert_count(config, "num_experts", "num_local_experts")
     active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
     routed = make_experts(config, count, active, f, softmax_routing(config))
-    sparse = FeedForward(intermediate=f, activation=activation(family, config), experts=routed)
-    return every_step(config, gated(family, config, config.integer("intermediate_size")), sparse)
+    dense = gated(family, config, config.integer("intermediate_size"))
+    return every_step(config, dense, sparse(family, config, routed))
 
 
 def olmoe_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -160,15 +159,13 @@ def llama4_layers(family: Family, config: Config) -> list[FeedForward]:
     count, layers = expert_count(config, "num_local_experts"), config.integer("num_hidden_layers")
     active, f = experts_per_token(config, count), config.integer("intermediate_size")
     routed = make_experts(config, count, active, f, Routing(program="scatter", scores="logits"), "router")
-    sparse = FeedForward(
-        intermediate=f, activation=activation(family, config), experts=routed, shared=shared_experts(config, f)
-    )
+    made = sparse(family, config, routed, shared=shared_experts(config, f))
     step = config.integer("interleave_moe_layer_step")
     named = set(range(step - 1, layers, step))
     if config.value("moe_layers") is not None:
         named = set(layer_numbers(config, "moe_layers"))
     dense = gated(family, config, config.integer("intermediate_size_mlp"))
-    return [sparse if i in named else dense for i in range(layers)]
+    return [made if i in named else dense for i in range(layers)]
 
 
 def llama4_mixers(family: Family, config: Config) -> list[AnyMixer]:

@@ -5,7 +5,7 @@ from memplan.arch import attention
 from memplan.arch.attention import patterned
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family, activation, gated, rotary_dim, softmax_attention, turned
+from memplan.arch.decoder import Family, gated, rotary_dim, softmax_attention, sparse, turned
 from memplan.arch.moe import llama4_layers, llama4_masks, llama4_mixers
 from memplan.arch.post_norm import exaone4_attention as hybrid_attention
 from memplan.arch.routed import (
@@ -32,15 +32,10 @@ def qwen2_moe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Qwen's experts, and a shared one behind a gate, in every decoder_sparse_step-th layer."""
     count = expert_count(config, "num_experts")
     active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
-    wide = config.integer("shared_expert_intermediate_size")
-    sparse = FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, softmax_routing(config)),
-        shared=shared_experts(config, wide, "shared_expert_gate"),
-        shared_first=True,
-    )
-    return every_step(config, gated(family, config, config.integer("intermediate_size")), sparse)
+    routed = make_experts(config, count, active, f, softmax_routing(config))
+    shared = shared_experts(config, config.integer("shared_expert_intermediate_size"), "shared_expert_gate")
+    made = sparse(family, config, routed, shared=shared, shared_first=True)
+    return every_step(config, gated(family, config, config.integer("intermediate_size")), made)
 
 
 def qwen2_moe_windows(config: Config) -> attention.Windows:
@@ -65,13 +60,9 @@ def deepseek_layers(family: Family, config: Config) -> list[FeedForward]:
         count = config.integer("num_experts")
     active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
     name = "n_shared_experts" if "n_shared_experts" in config.defaults else "num_shared_experts"
-    sparse = FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, sigmoid_routing(config, count)),
-        shared=shared_experts(config, f * config.integer(name, smallest=0)),
-    )
-    return first_dense(config, gated(family, config, config.integer("intermediate_size")), sparse)
+    shared = shared_experts(config, f * config.integer(name, smallest=0))
+    made = sparse(family, config, make_experts(config, count, active, f, sigmoid_routing(config, count)), shared=shared)
+    return first_dense(config, gated(family, config, config.integer("intermediate_size")), made)
 
 
 def glm4_moe_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -98,22 +89,15 @@ def ernie_layers(family: Family, config: Config) -> list[FeedForward]:
     routing = Routing(product="fp32-always", stored_itemsize=4, corrected=True, normalize="clamped", narrowed=True)
     correction = Bare(name="moe_statics.e_score_correction_bias", shape=(1, count), category="router", frozen=True)
     wide = f * config.integer("moe_num_shared_experts", smallest=0)
-    sparse = FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, routing),
-        tensors=(correction,),
-        shared=shared_experts(config, wide, bias=config.flag("use_bias")) if wide else (),
-        shared_first=True,
-    )
+    routed = make_experts(config, count, active, f, routing)
+    shared = shared_experts(config, wide, bias=config.flag("use_bias")) if wide else ()
+    made = sparse(family, config, routed, tensors=(correction,), shared=shared, shared_first=True)
     layers, step = config.integer("num_hidden_layers"), config.integer("moe_layer_interval")
-    first, last = (
-        config.integer("moe_layer_start_index", smallest=0),
-        config.integer("moe_layer_end_index", smallest=-1),
-    )
+    first = config.integer("moe_layer_start_index", smallest=0)
+    last = config.integer("moe_layer_end_index", smallest=-1)
     last = layers - 1 if last == -1 else last
     dense = gated(family, config, config.integer("intermediate_size"))
-    return [dense if (i + 1) % step or not first <= i <= last else sparse for i in range(layers)]
+    return [dense if (i + 1) % step or not first <= i <= last else made for i in range(layers)]
 
 
 def hunyuan_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -124,22 +108,14 @@ def hunyuan_layers(family: Family, config: Config) -> list[FeedForward]:
     each = list(given) if isinstance(given, (list, tuple)) else [given] * layers
     if len(each) < layers:
         raise config.wrong("moe_topk", f"a number, or one for each of num_hidden_layers ({layers})", given)
-    made: dict[object, FeedForward] = {}
+    made: dict[int, FeedForward] = {}
     for active in each[:layers]:
         if not isinstance(active, int) or isinstance(active, bool) or not 1 <= active <= count:
             raise config.wrong("moe_topk", f"from 1 to the number of experts ({count})", active)
         routing = Routing(product="fp32", stored_itemsize=4, normalize="in-place", narrowed="logits")
         routed = make_experts(config, count, active, f, routing, "wg")
-        made.setdefault(
-            active,
-            FeedForward(
-                intermediate=f,
-                activation=activation(family, config),
-                experts=routed,
-                shared=shared_experts(config, f),
-                shared_first=True,
-            ),
-        )
+        shared = shared_experts(config, f)
+        made.setdefault(active, sparse(family, config, routed, shared=shared, shared_first=True))
     return [made[active] for active in each[:layers]]
 
 
@@ -176,15 +152,11 @@ def cohere_layers(family: Family, config: Config) -> list[FeedForward]:
     how = config.choice("expert_selection_fn", {"softmax": "softmax"})
     strategy = config.choice("shared_expert_combination_strategy", {"average": "average", "sum": "sum"})
     wide = f * config.integer("num_shared_experts", smallest=0)
-    sparse = FeedForward(
-        intermediate=f,
-        activation=activation(family, config),
-        experts=make_experts(config, count, active, f, Routing(scores="logits", narrowed=how == "softmax")),
-        shared=shared_experts(config, wide) if wide else (),
-        shared_average=strategy == "average",
-    )
+    routed = make_experts(config, count, active, f, Routing(scores="logits", narrowed=how == "softmax"))
+    shared = shared_experts(config, wide) if wide else ()
+    made = sparse(family, config, routed, shared=shared, shared_average=strategy == "average")
     prefix = config.optional_integer("prefix_dense_intermediate_size")
-    return first_dense(config, gated(family, config, f if prefix is None else prefix), sparse)
+    return first_dense(config, gated(family, config, f if prefix is None else prefix), made)
 
 
 def cohere_windows(config: Config) -> attention.Windows:
@@ -201,11 +173,11 @@ def cohere_windows(config: Config) -> attention.Windows:
 
 def cohere_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """Layers without a window have no positions, but the dense ones before the experts when their pattern is 1."""
-    windows, sparse = cohere_windows(config), cohere_layers(family, config)
+    windows, layers = cohere_windows(config), cohere_layers(family, config)
     dense_turns = config.integer("prefix_dense_sliding_window_pattern") == 1
     made: dict[tuple[int | None, bool], AnyMixer] = {}
     mixers = []
-    for window, feed_forward in zip(windows, sparse, strict=True):
+    for window, feed_forward in zip(windows, layers, strict=True):
         turns = window is not None or (feed_forward.experts is None and dense_turns)
         if (window, turns) not in made:
             fields = {"rotary_wide": True} if turns else {"rotary": "none"}

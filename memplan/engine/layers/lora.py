@@ -176,10 +176,9 @@ def _base_result(p: Pass, x: Tensor, result: Tensor, linear: Linear, out: Dim, b
     if adapter is None or not (adapter.dropout or adapter.idle_dropout):
         return _without_bias(tape, result, p.mode.numerics.itemsize) if linear.bias else result
     source = ops.autocast_input(tape, x)
-    dim, itemsize = source.dim, source.itemsize
+    itemsize = source.itemsize
     matrix = base if base.itemsize == itemsize else tape.gradient((base.dim, itemsize), "base weight in x's dtype")
-    node = tape.node((source,), (matrix,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return tape.new(out, itemsize, "base result of the dropped input", node)
+    return tape.new(out, itemsize, "base result of the dropped input", tape.node((source,), (matrix,), ops.own(source)))
 
 
 def _without_bias(tape: Tape, result: Tensor, itemsize: int) -> Tensor:

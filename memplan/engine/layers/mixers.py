@@ -30,7 +30,7 @@ STYLES: Programs[Program] = Programs(
         "bart-decoder": "memplan.engine.layers.attention.bart:bart_attention",
         "bart-cross": "memplan.engine.layers.attention.bart:bart_attention",
         "encoder": "memplan.engine.layers.attention.bert:bert",
-        "albert": "memplan.engine.layers.attention.bert:albert",
+        "albert": "memplan.engine.layers.attention.bert:bert",
         "modernbert": "memplan.engine.layers.attention.bert:modernbert",
     }
 )

@@ -193,12 +193,10 @@ def _keep_on_context(tape: Tape, x: Tensor) -> None:
 def _gptq(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:
     """``torch.matmul(x, dequantize_weight())``: an ordinary matmul, which saves its dequantised matrix."""
     source = ops.autocast_input(tape, x)
-    dim, itemsize = source.dim, source.itemsize
-    matrix = dequantise(tape, linear, base, itemsize)
-    kept = tape.new(matrix.dim, itemsize, "dequantised weights, saved")
+    matrix = dequantise(tape, linear, base, source.itemsize)
+    kept = tape.new(matrix.dim, source.itemsize, "dequantised weights, saved")
     del matrix  # ``matmul`` saves the matrix as autocast or transposition left it
-    node = tape.node((source,), (kept,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return tape.new(out, itemsize, label, node)
+    return tape.new(out, source.itemsize, label, tape.node((source,), (kept,), ops.own(source)))
 
 
 PRODUCTS: dict[str, Product] = {

@@ -6,6 +6,7 @@ from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
+from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Attention
 
 Tables = tuple["Tensor | None", "Tensor | None"]
@@ -74,24 +75,30 @@ def parts(p: Pass, mixer: Attention, x: Tensor, tables: Tables) -> tuple[Tensor,
 
 
 def turn(p: Pass, mixer: Attention, x: Tensor, tables: Tables, itemsize: int = 0) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``; cos and sin have the dtype of the residual stream, or fp32, or ``itemsize``.
-
-    ERNIE casts x and its turned half to fp32, one for each product."""
-    tape, (cos, sin) = p.tape, tables
-    itemsize = itemsize or table_itemsize(p, mixer)
+    """``turned`` by tables in the dtype of the residual stream, or in fp32, or of ``itemsize``. ERNIE ``widens``."""
     widens = mixer.rotary_wide and mixer.rotary_tables != "shared"
+    return turned(p.tape, x, itemsize or table_itemsize(p, mixer), tables, widens=widens)
+
+
+def turned(tape: Tape, x: Tensor, itemsize: int, tables: Tables = SHARED, *, widens: bool = False) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``. ``widens``: x and its turned half in fp32, a copy for each product."""
+    cos, sin = tables
     straight_in = ops.cast(tape, x, ops.FP32, "queries and keys in fp32") if widens else x
     straight = ops.with_constant(tape, straight_in, itemsize, "rotary", cos)
     del straight_in  # ``q.float() * cos``: the copy is a temporary
-    half = Dim(x.dim.symbol, x.dim.elements // 2)
-    first, second = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)
-    turned = ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")
-    del first, second  # locals of ``rotate_half``: x1 and x2
+    half = rotated_half(tape, x)
     if widens:
-        turned = ops.cast(tape, turned, ops.FP32, "queries and keys in fp32")
-    crossed = ops.with_constant(tape, turned, itemsize, "rotary", sin)
-    del turned  # a temporary of ``rotate_half(q) * sin`` (apply_rotary_pos_emb)
+        half = ops.cast(tape, half, ops.FP32, "queries and keys in fp32")
+    crossed = ops.with_constant(tape, half, itemsize, "rotary", sin)
+    del half  # a temporary of ``rotate_half(q) * sin`` (apply_rotary_pos_emb)
     return ops.add(tape, straight, crossed, "queries and keys after rotary")
+
+
+def rotated_half(tape: Tape, x: Tensor) -> Tensor:
+    """``rotate_half(x)``: ``cat((-x2, x1))``."""
+    half = Dim(x.dim.symbol, x.dim.elements // 2)
+    first, second = (ops.view(tape, x, half, whole=False) for _ in range(2))
+    return ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")
 
 
 def joined(p: Pass, turned: Tensor, passes: Tensor | None) -> Tensor:

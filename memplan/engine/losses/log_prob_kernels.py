@@ -20,9 +20,8 @@ ROWS_AT_ONCE = 128
 def saving_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
     """A kernel that keeps the logits and makes one tensor of their size in backward: TRL's Triton kernel (from 1.14,
     kernels/logprob_entropy.py), flash-attention's cross-entropy as OpenRLHF calls it."""
-    dim, itemsize = logits.dim, logits.itemsize
     statistics = p.tape.new(p.dim("1", 1), ops.FP32, "log-probability statistics")
-    node = p.tape.node((logits,), (logits, statistics), lambda t, g: (t.gradient((dim, itemsize)),))
+    node = p.tape.node((logits,), (logits, statistics), ops.own(logits))
     return p.tape.new(p.dim("1", 1), ops.FP32, "log-probabilities", node)
 
 
@@ -223,9 +222,8 @@ def entropy_of_softmax(p: Pass, logits: Tensor, gradient: bool, sliced: bool = T
     """One softmax serves both: with a gradient the logits stay too, and backward makes one more tensor."""
     if not gradient:
         return None
-    dim, itemsize = logits.dim, logits.itemsize
-    node = p.tape.node((logits,), (logits,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return p.tape.new(p.dim("1", 1), itemsize, "entropy", node)
+    node = p.tape.node((logits,), (logits,), ops.own(logits))
+    return p.tape.new(p.dim("1", 1), logits.itemsize, "entropy", node)
 
 
 def parallel_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:

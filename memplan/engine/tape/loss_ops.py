@@ -2,7 +2,7 @@
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape.graph import Grads, Tensor
-from memplan.engine.tape.ops import FP32, cast, concatenate, copy, softmax_of_half, split, unary, view
+from memplan.engine.tape.ops import FP32, cast, concatenate, copy, own, softmax_of_half, split, unary, view
 from memplan.engine.tape.routing_ops import scattered
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -31,8 +31,7 @@ def gather(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
 
 def nll(tape: Tape, x: Tensor, out: Dim) -> Tensor:
     """``nll_loss``: saves the log-probabilities; backward fills a new tensor of their size."""
-    dim, itemsize = x.dim, x.itemsize
-    return tape.new(out, FP32, "loss", tape.node((x,), (x,), lambda t, g: (t.gradient((dim, itemsize)),)))
+    return tape.new(out, FP32, "loss", tape.node((x,), (x,), own(x)))
 
 
 def logsumexp(tape: Tape, x: Tensor, out: Dim) -> Tensor:

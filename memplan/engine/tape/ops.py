@@ -13,13 +13,17 @@ from memplan.engine.tape.tape import Tape
 FP32 = 4
 
 
+def own(x: Tensor) -> Backward:
+    """A backward that makes a gradient of x's size."""
+    size = x.dim, x.itemsize
+    return lambda t, g: (t.gradient(size),)
+
+
 def cast(tape: Tape, x: Tensor, itemsize: int, label: str = "dtype copies") -> Tensor:
     """``x.to(dtype)``: nothing when it has that dtype already. Saves nothing; its gradient is cast back."""
     if x.itemsize == itemsize:
         return x
-    dim, before = x.dim, x.itemsize
-    node = tape.node((x,), (), lambda t, g: (t.gradient((dim, before)),))
-    return tape.new(dim, itemsize, label, node)
+    return tape.new(x.dim, itemsize, label, tape.node((x,), (), own(x)))
 
 
 def autocast_input(tape: Tape, x: Tensor) -> Tensor:
@@ -121,9 +125,8 @@ def mul(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
 
 def scale(tape: Tape, x: Tensor, label: str, shares_gradient: bool = False) -> Tensor:
     """``x * number`` (or / number, or + constant): saves nothing; adding hands the same gradient on."""
-    dim, itemsize = x.dim, x.itemsize
-    backward: Backward = _same if shares_gradient else lambda t, g: (t.gradient((dim, itemsize)),)
-    return tape.new(dim, itemsize, label, tape.node((x,), (), backward))
+    backward: Backward = _same if shares_gradient else own(x)
+    return tape.new(x.dim, x.itemsize, label, tape.node((x,), (), backward))
 
 
 def _same(tape: Tape, grads: Grads) -> Grads:
@@ -145,10 +148,8 @@ def with_constant(tape: Tape, x: Tensor, itemsize: int, label: str, constant: Te
 
 def unary(tape: Tape, x: Tensor, label: str, saves: str = "input") -> Tensor:
     """A fused pointwise function that saves its input (silu, gelu) or its result (tanh, relu)."""
-    dim, itemsize = x.dim, x.itemsize
-    out = tape.new(dim, itemsize, label)
-    node = tape.node((x,), (x if saves == "input" else out,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return Tensor(dim, itemsize, out.storage, node)
+    out = tape.new(x.dim, x.itemsize, label)
+    return Tensor(x.dim, x.itemsize, out.storage, tape.node((x,), (x if saves == "input" else out,), own(x)))
 
 
 def normalise(tape: Tape, x: Tensor, per_row: Dim, label: str) -> Tensor:
@@ -190,27 +191,21 @@ def copy(tape: Tape, x: Tensor, label: str, dim: Dim | None = None) -> Tensor:
     """``contiguous()`` of another layout, or ``expand().reshape()``: a new tensor that saves nothing.
 
     An expanded copy's gradient is summed back to the original size; a plain copy hands its gradient on."""
-    before, itemsize = x.dim, x.itemsize
-    if dim is None or dim.elements == before.elements:
-        return tape.new(before, itemsize, label, tape.node((x,), (), lambda t, g: (g[0],)))
-    node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),))
-    return tape.new(dim, itemsize, label, node)
+    if dim is None or dim.elements == x.dim.elements:
+        return tape.new(x.dim, x.itemsize, label, tape.node((x,), (), lambda t, g: (g[0],)))
+    return tape.new(dim, x.itemsize, label, tape.node((x,), (), own(x)))
 
 
 def expand(tape: Tape, x: Tensor, dim: Dim) -> Tensor:
     """``x.expand(…)``: the same storage seen as larger; its gradient is summed back."""
-    before, itemsize = x.dim, x.itemsize
-    node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),))
-    return Tensor(dim, itemsize, x.storage, node)
+    return Tensor(dim, x.itemsize, x.storage, tape.node((x,), (), own(x)))
 
 
 def view(tape: Tape, x: Tensor, dim: Dim, whole: bool = True) -> Tensor:
     """A view. A slice's gradient (``whole`` false) is scattered into zeros of the original's size."""
-    before, itemsize = x.dim, x.itemsize
     if whole:
-        return Tensor(dim, itemsize, x.storage, x.node, x.slot)
-    node = tape.node((x,), (), lambda t, g: (t.gradient((before, itemsize)),))
-    return Tensor(dim, itemsize, x.storage, node)
+        return Tensor(dim, x.itemsize, x.storage, x.node, x.slot)
+    return Tensor(dim, x.itemsize, x.storage, tape.node((x,), (), own(x)))
 
 
 def concatenate(tape: Tape, parts: Sequence[Tensor], dim: Dim, label: str) -> Tensor:
@@ -231,10 +226,8 @@ def softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = True, half_to_flo
 
 def softmax_of_half(tape: Tape, x: Tensor, label: str) -> Tensor:
     """A softmax or its logarithm that reads x as it is, and writes and saves fp32; its gradient has x's dtype."""
-    dim, before = x.dim, x.itemsize
-    out = tape.new(dim, FP32, label)
-    node = tape.node((x,), (out,), lambda t, g: (t.gradient((dim, before)),))
-    return Tensor(dim, FP32, out.storage, node)
+    out = tape.new(x.dim, FP32, label)
+    return Tensor(x.dim, FP32, out.storage, tape.node((x,), (out,), own(x)))
 
 
 def matmul(tape: Tape, a: Tensor, b: Tensor, out: Dim, label: str) -> Tensor:
@@ -265,15 +258,12 @@ def dropout(tape: Tape, x: Tensor, label: str = "dropped-out inputs") -> Tensor:
     dim, itemsize = x.dim, x.itemsize
     mask = tape.new(dim, 1, "dropout masks")
     out = tape.new(dim, itemsize, label)
-    node = tape.node((x,), (mask,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return Tensor(dim, itemsize, out.storage, node)
+    return Tensor(dim, itemsize, out.storage, tape.node((x,), (mask,), own(x)))
 
 
 def average_pool(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
     """``avg_pool2d``: keeps its input."""
-    before, itemsize = x.dim, x.itemsize
-    node = tape.node((x,), (x,), lambda t, g: (t.gradient((before, itemsize)),))
-    return tape.new(dim, itemsize, label, node)
+    return tape.new(dim, x.itemsize, label, tape.node((x,), (x,), own(x)))
 
 
 def split(tape: Tape, x: Tensor, parts: int, dim: Dim) -> list[Tensor]:

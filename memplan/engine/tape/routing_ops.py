@@ -1,7 +1,7 @@
 """Operations of routed experts: choosing, copying rows to their experts, grouped matmuls, summing back."""
 
 from memplan.engine.tape.graph import Grads, Param, Tensor
-from memplan.engine.tape.ops import FP32, cast, linear
+from memplan.engine.tape.ops import FP32, cast, linear, own
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -44,9 +44,7 @@ def reduce(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
 
 def sum_groups(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     """``x.view(…).sum(dim)``: saves nothing; the expanded gradient is copied when it is seen in x's shape again."""
-    dim, itemsize = x.dim, x.itemsize
-    node = tape.node((x,), (), lambda t, g: (t.gradient((dim, itemsize)),))
-    return tape.new(out, sum_itemsize(tape, x), label, node)
+    return tape.new(out, sum_itemsize(tape, x), label, tape.node((x,), (), own(x)))
 
 
 def sum_itemsize(tape: Tape, x: Tensor) -> int:
@@ -84,8 +82,7 @@ def gather(tape: Tape, x: Tensor, index: Tensor, chosen: Dim) -> Tensor:
 
 def masked_fill(tape: Tape, x: Tensor, mask: Tensor, label: str) -> Tensor:
     """``x.masked_fill(mask, number)``: saves the mask."""
-    dim, itemsize = x.dim, x.itemsize
-    return tape.new(dim, itemsize, label, tape.node((x,), (mask,), lambda t, g: (t.gradient((dim, itemsize)),)))
+    return tape.new(x.dim, x.itemsize, label, tape.node((x,), (mask,), own(x)))
 
 
 def divide(tape: Tape, x: Tensor, divisor: Tensor, in_place: bool) -> Tensor:
@@ -117,7 +114,5 @@ def add_in_place(tape: Tape, x: Tensor, y: Tensor) -> Tensor:
 
 def noise_in_place(tape: Tape, x: Tensor) -> Tensor:
     """``x *= torch.empty_like(x).uniform_(…)``: saves the noise, and its gradient is a tensor of its own."""
-    dim, itemsize = x.dim, x.itemsize
-    noise = tape.new(dim, itemsize, "noise on the experts' input")
-    node = tape.node((x,), (noise,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return Tensor(dim, itemsize, x.storage, node)
+    noise = tape.new(x.dim, x.itemsize, "noise on the experts' input")
+    return Tensor(x.dim, x.itemsize, x.storage, tape.node((x,), (noise,), own(x)))

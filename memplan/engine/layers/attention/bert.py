@@ -1,40 +1,34 @@
 """Attention of encoders (BERT and its kin, ModernBERT) as programs on the tape, in the order of transformers 5.23."""
 
 from memplan.engine.layers.attention.eager import scores_of
-from memplan.engine.layers.attention.older_classes import PROBABILITIES, QKV, SCORES, batched, dims, projected
+from memplan.engine.layers.attention.older_classes import PROBABILITIES, QKV, SCORES, Mixed, batched, dims, projected
 from memplan.engine.layers.attention.sdpa import sdpa
 from memplan.engine.layers.modules import Pass, project
+from memplan.engine.layers.rotary import rotated_half
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
-from memplan.engine.tape.tags import Dim
 from memplan.spec.parts import Attention
 
 OUTPUT = "attention output"
 
 
-def bert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``BertSelfAttention`` and the dense layer of ``BertSelfOutput``."""
+def bert(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
+    """``BertSelfAttention`` and the dense layer of ``BertSelfOutput``; or ``AlbertAttention`` up to its dropout: one
+    forward, holding queries, keys and values until its norm."""
     q, k, v = projected(p, mixer, x)
-    if p.mode.operators.attention == "eager":
-        out, weights = eager(p, mixer, q, k, v)
-    else:
-        out, weights = sdpa(p, mixer, q, k, v, dims(p, mixer)[0]), None
+    out, weights = core(p, mixer, q, k, v)
+    held = (q, k, v) if mixer.style == "albert" else (out,)
     del q, k, v  # BertSelfAttention.forward returns: ``query_layer``, ``key_layer``, ``value_layer``
     if p.held is not None:
-        p.held.append(out)
+        p.held += held
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
-def albert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``AlbertAttention`` up to its dropout: one forward, holding queries, keys and values until its norm."""
-    q, k, v = projected(p, mixer, x)
+def core(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool = False) -> Mixed:
+    """Softmax attention itself, and the probabilities that eager returns."""
     if p.mode.operators.attention == "eager":
-        out, weights = eager(p, mixer, q, k, v)
-    else:
-        out, weights = sdpa(p, mixer, q, k, v, dims(p, mixer)[0]), None
-    if p.held is not None:
-        p.held += (q, k, v)
-    return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
+        return eager(p, mixer, q, k, v, wide)
+    return sdpa(p, mixer, q, k, v, dims(p, mixer)[0]), None
 
 
 def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool = False) -> tuple[Tensor, Tensor]:
@@ -54,16 +48,13 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool
     return ops.copy(tape, out, OUTPUT), weights
 
 
-def modernbert(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def modernbert(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     """One linear, cut by ``unbind``; q and k turn in fp32."""
     qkv = project(p, x, mixer.linears[0], "(q+2kv)", QKV)
     q_dim, kv_dim = dims(p, mixer)
     q, k, v = ops.cut(p.tape, qkv, (q_dim, kv_dim, kv_dim))
     q, k = turned(p, q, k)
-    if p.mode.operators.attention == "eager":
-        out, weights = eager(p, mixer, q, k, v, wide=True)
-    else:
-        out, weights = sdpa(p, mixer, q, k, v, q_dim), None
+    out, weights = core(p, mixer, q, k, v, wide=True)
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 
@@ -79,12 +70,5 @@ def turn(p: Pass, x: Tensor) -> Tensor:
     """x by cos, and its turned half by sin: a copy in fp32 for each."""
     tape, size, label = p.tape, ops.FP32, "queries and keys in fp32"
     straight = ops.with_constant(tape, ops.cast(tape, x, size, label), size, "rotary")
-    crossed = ops.with_constant(tape, rotated_half(p, ops.cast(tape, x, size, label)), size, "rotary")
+    crossed = ops.with_constant(tape, rotated_half(tape, ops.cast(tape, x, size, label)), size, "rotary")
     return ops.add(tape, straight, crossed, label)
-
-
-def rotated_half(p: Pass, x: Tensor) -> Tensor:
-    """``cat((-x2, x1))``."""
-    tape, half = p.tape, Dim(x.dim.symbol, x.dim.elements // 2)
-    first, second = (ops.view(tape, x, half, whole=False) for _ in range(2))
-    return ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")

@@ -5,6 +5,7 @@ Blocks of ``rate`` tokens; a sparse layer's entries overlap, each made of two bl
 
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.norms import add_bias, rms_wide
+from memplan.engine.layers.rotary import rotated_half
 from memplan.engine.tape import ops, routing_ops
 from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.tags import Dim
@@ -169,15 +170,9 @@ def turned(
     rest = ops.view(tape, x, Dim(x.dim.symbol, x.dim.elements - turning.elements), whole=False)
     rope = ops.view(tape, x, turning, whole=False)
     straight = ops.with_constant(tape, ops.cast(tape, rope, ops.FP32, "rotary"), itemsize, "rotary", cos)
-    crossed = ops.with_constant(tape, _swapped(p, rope), itemsize, "rotary", sin)
+    swapped = ops.cast(tape, rotated_half(tape, rope), ops.FP32, "rotary")  # odd elements, negated, and even ones
+    crossed = ops.with_constant(tape, swapped, itemsize, "rotary", sin)
+    del swapped  # ``rotate_half(x).float() * sin``: a temporary
     rotated = ops.add(tape, straight, crossed, "rotary")
     del straight, crossed
     return ops.concatenate(tape, (rest, ops.cast(tape, rotated, x.itemsize, "rotary")), x.dim, label)
-
-
-def _swapped(p: Pass, x: Tensor) -> Tensor:
-    """``rotate_half(x).float()``: odd elements, negated, and even ones, stacked."""
-    tape, half = p.tape, Dim(x.dim.symbol, x.dim.elements // 2)
-    first, second = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)
-    both = ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")
-    return ops.cast(tape, both, ops.FP32, "rotary")

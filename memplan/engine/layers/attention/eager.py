@@ -46,10 +46,35 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim
     return ops.copy(tape, out, "attention output"), weights
 
 
-def masked(p: Pass, scores: Tensor) -> Tensor:
-    """``scores + mask``: the mask has the dtype of the embeddings, so that under autocast fp32 ones widen the sum."""
-    if scores.itemsize < p.mode.numerics.itemsize:
-        return ops.cast(p.tape, scores, p.mode.numerics.itemsize, "masked scores")
+def weighted(
+    p: Pass,
+    scores: list[Tensor],
+    v: Tensor,
+    out: Dim,
+    itemsize: int,
+    dropout: bool = False,
+    copied: str = "",
+    *,
+    wide: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Softmax (``wide``: in fp32) of scores that have been masked, probabilities of ``itemsize``, their sum of values.
+    Takes the scores out of the list; a caller whose module holds them on keeps them elsewhere. ``copied``: what the
+    copy is of values that lie across heads, which the product makes."""
+    tape, label = p.tape, "attention probabilities"
+    weights = ops.softmax(tape, scores.pop(), label, wide, p.mode.numerics.half_to_float)
+    weights = ops.cast(tape, weights, itemsize, label)
+    if dropout:
+        weights = ops.dropout(tape, weights, label)
+    result = ops.matmul(tape, weights, ops.copy(tape, v, copied) if copied else v, out, "attention output")
+    return ops.copy(tape, result, "attention output"), weights
+
+
+def masked(p: Pass, scores: Tensor, itemsize: int = 0) -> Tensor:
+    """``scores + mask``: the mask has the dtype of the embeddings, or ``itemsize``, so that under autocast fp32 ones
+    widen the sum."""
+    itemsize = itemsize or p.mode.numerics.itemsize
+    if scores.itemsize < itemsize:
+        return ops.cast(p.tape, scores, itemsize, "masked scores")
     return ops.scale(p.tape, scores, "masked scores", shares_gradient=True)
 
 

@@ -4,6 +4,7 @@ Follows ``modeling_deepseek_v3.py`` and its kin (transformers 5.23): DeepSeek-V2
 GLM-MoE-DSA, MiniCPM3. Symbols, per token: H heads, dn and dr the widths of a query's parts, dv of a value, ql and
 kl of the latents."""
 
+from memplan.engine.layers import rotary
 from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.attention.sparse_indexer import chosen_tokens, index_mask
@@ -57,8 +58,9 @@ def turned(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor) -> tuple[Tenso
     """The rotated parts of queries and of the one key that all heads share."""
     if mixer.rotary == "complex":
         return as_complex(p, q, k)
-    turn = interleaved if mixer.rotary == "interleaved" else halves
-    return turn(p, q), turn(p, k)
+    if mixer.rotary == "interleaved":
+        return interleaved(p, q), interleaved(p, k)
+    return rotary.turned(p.tape, q, p.mode.residual_itemsize), rotary.turned(p.tape, k, p.mode.residual_itemsize)
 
 
 def interleaved(p: Pass, x: Tensor) -> Tensor:
@@ -79,19 +81,6 @@ def interleaved(p: Pass, x: Tensor) -> Tensor:
         "rotary",
     )
     return ops.concatenate(tape, (first, second), x.dim, "queries and keys after rotary")
-
-
-def halves(p: Pass, x: Tensor) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``."""
-    tape, itemsize = p.tape, p.mode.residual_itemsize
-    half = Dim(x.dim.symbol, x.dim.elements // 2)
-    straight = ops.with_constant(tape, x, itemsize, "rotary")
-    first, second = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)
-    swapped = ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")
-    del first, second  # locals of ``rotate_half``: x1 and x2
-    crossed = ops.with_constant(tape, swapped, itemsize, "rotary")
-    del swapped  # a temporary of ``rotate_half(q) * sin`` (apply_rotary_pos_emb)
-    return ops.add(tape, straight, crossed, "queries and keys after rotary")
 
 
 def as_complex(p: Pass, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

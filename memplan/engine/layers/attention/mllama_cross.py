@@ -1,16 +1,15 @@
 """Attention from the tokens of a text to its images as a program on the tape (transformers 5.23,
 ``modeling_mllama.py``: MllamaTextCrossAttention)."""
 
+from memplan.engine.layers.attention.eager import masked, weighted
 from memplan.engine.layers.attention.fused_kernel import fused_attention
-from memplan.engine.layers.attention.older_classes import PROBABILITIES, QKV, SCORES
+from memplan.engine.layers.attention.older_classes import QKV, SCORES
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.shared_inputs import CROSS_MASK, MEMORY
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.spec.vision import ImageCross
-
-OUTPUT = "attention output"
 
 
 def image_cross(p: Pass, mixer: ImageCross, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -53,15 +52,6 @@ def _eager(p: Pass, mixer: ImageCross, q: Tensor, k: Tensor, v: Tensor, whole: D
     weights = ops.matmul(tape, queries, keys, scores, SCORES)
     del queries, keys  # copies that ``matmul`` makes of strided operands, not locals
     weights = ops.scale(tape, weights, SCORES)
-    if weights.itemsize < p.mode.numerics.itemsize:
-        weights = ops.cast(tape, weights, p.mode.numerics.itemsize, "masked scores")
-    else:
-        weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    weights = ops.softmax(tape, weights, PROBABILITIES, half_to_float=p.mode.numerics.half_to_float)
-    weights = ops.cast(tape, weights, q.itemsize, PROBABILITIES)
-    if mixer.dropout:
-        weights = ops.dropout(tape, weights, PROBABILITIES)
-    values = v if grouped or p.rows == 1 else ops.copy(tape, v, "values")
-    out = ops.matmul(tape, weights, values, q.dim, OUTPUT)
-    del values  # matmul's own copy again
-    return ops.copy(tape, out, OUTPUT), weights
+    held = [masked(p, weights)]
+    del weights  # rebound by softmax
+    return weighted(p, held, v, q.dim, q.itemsize, mixer.dropout, "" if grouped or p.rows == 1 else "values")

@@ -1,7 +1,6 @@
 """Attention of newer classes: GPT-OSS, Qwen3-Next, Llama 4, Gemma 4 (transformers 5.23 ``modeling_<type>.py``)."""
 
-from memplan.engine.layers.attention.eager import eager, masked, repeat_kv, scores_of
-from memplan.engine.layers.attention.sdpa import sdpa
+from memplan.engine.layers.attention.eager import masked, repeat_kv, scores_of
 from memplan.engine.layers.attention.softmax import core
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import subtract
@@ -92,11 +91,7 @@ def gated_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tenso
     k = norm(p, mixer.norms[1], project(p, x, of_k, "kv", "queries, keys, values"), "kv", "K", kv_heads)
     v = project(p, x, of_v, "kv", "queries, keys, values")
     q, k = rotary(p, mixer, q, k)
-    weights = None
-    if p.mode.operators.attention == "eager":
-        out, weights = eager(p, mixer, q, k, v, q_dim)
-    else:
-        out = sdpa(p, mixer, q, k, v, q_dim)
+    out, weights = core(p, mixer, q, k, v, q_dim)
     out = ops.mul(tape, out, ops.unary(tape, gate, "gates", saves="result"), "gated outputs")
     return project(p, out, of_o, "h", "attention projection"), weights
 
@@ -116,10 +111,7 @@ def llama4_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tens
         q, k = normalised(p, q, "H", heads), normalised(p, k, "K", kv_heads)
     if mixer.scaled_queries:
         q = scaled(p, q)
-    if p.mode.operators.attention == "eager":
-        out, weights = eager(p, mixer, q, k, v, q_dim)
-    else:
-        out, weights = sdpa(p, mixer, q, k, v, q_dim), None
+    out, weights = core(p, mixer, q, k, v, q_dim)
     result = project(p, out, mixer.linears[3], "h", "attention projection")
     return result, result if weights is None else weights
 

@@ -3,7 +3,7 @@
 ``Attention.style`` names the program (GPT-J, CodeGen, GPT-Neo, GPT-2 upcast, Bloom, MPT); 'standard', 'gpt2' and 'opt'
 are the one in ``softmax.py``."""
 
-from memplan.engine.layers.attention.eager import masked, scores_of
+from memplan.engine.layers.attention.eager import masked, scores_of, weighted
 from memplan.engine.layers.attention.sdpa import sdpa
 from memplan.engine.layers.attention.softmax import unfused
 from memplan.engine.layers.modules import Pass, project
@@ -45,20 +45,6 @@ def batched(p: Pass, x: Tensor) -> Tensor:
     return ops.copy(p.tape, x, QKV) if p.rows > 1 else x
 
 
-def weighted(p: Pass, mixer: Attention, scores: list[Tensor], v: Tensor, itemsize: int, copies: bool = False) -> Mixed:
-    """Softmax in fp32 of scores that have been masked, probabilities in the values' dtype, their sum of values.
-
-    Takes the scores out of the list; a caller whose module holds them on keeps them elsewhere. ``copies``: values of
-    several rows are copied for the product."""
-    tape, (q_dim, _) = p.tape, dims(p, mixer)
-    weights = ops.softmax(tape, scores.pop(), PROBABILITIES, half_to_float=p.mode.numerics.half_to_float)
-    weights = ops.cast(tape, weights, itemsize, PROBABILITIES)
-    if mixer.dropout:
-        weights = ops.dropout(tape, weights, PROBABILITIES)
-    out = ops.matmul(tape, weights, batched(p, v) if copies else v, q_dim, "attention output")
-    return ops.copy(tape, out, "attention output"), weights
-
-
 def own_tables(p: Pass, mixer: Attention, x: Tensor, itemsize: int) -> Tensor:
     """What turns of x, by cos and sin that are interleaved anew for it (``rotate_every_two``)."""
     size = Dim("s·rotary", p.length * (mixer.rotary_dim or mixer.head_dim))
@@ -98,9 +84,9 @@ def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     scores, wide = wide_scores(p, mixer, q, k)
     scores = ops.scale(tape, scores, SCORES)
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    masked = [scores]
-    del scores  # ``masked`` hands it on: ``attn_weights`` is rebound by softmax (GPTJAttention._attn)
-    out, weights = weighted(p, mixer, masked, v, v.itemsize)
+    held = [scores]
+    del scores  # ``held`` hands it on: ``attn_weights`` is rebound by softmax (GPTJAttention._attn)
+    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout)
     # ``query`` and ``key`` in fp32 are _attn's locals, ``k_rot`` and ``k_pass`` forward's (GPTJAttention)
     del tables, parts, wide, views
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
@@ -124,7 +110,7 @@ def interleaved(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
         scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
         held = [scores]
         del scores  # ``attn_weights`` is rebound by softmax (eager_attention_forward)
-        out, weights = weighted(p, mixer, held, v, v.itemsize)
+        out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout)
     else:
         out = sdpa(p, mixer, q, k, v, dims(p, mixer)[0])
     del parts, views  # ``k_rot``, ``k_pass`` and ``qkv`` are forward's (GPTJAttention)
@@ -144,9 +130,9 @@ def gpt_neo(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     scores, wide = wide_scores(p, mixer, q, k)
     scores = ops.scale(tape, scores, "masked scores")
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    masked = [scores]
+    held = [scores]
     del scores  # ``attn_weights`` is rebound by softmax (GPTNeoSelfAttention._attn)
-    out, weights = weighted(p, mixer, masked, v, v.itemsize)
+    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout)
     del wide  # ``query`` and ``key`` in fp32 are _attn's locals
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
@@ -159,9 +145,9 @@ def gpt2_upcast(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     scores, wide = wide_scores(p, mixer, q, k)
     tape.autocast = autocast
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    masked = [scores]
+    held = [scores]
     del scores  # ``attn_weights`` is rebound by softmax (GPT2Attention._upcast_and_reordered_attn)
-    out, weights = weighted(p, mixer, masked, v, v.itemsize)
+    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout)
     del wide  # ``baddbmm``'s node holds ``q.float()`` and ``k.float()`` anyway
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
@@ -172,7 +158,7 @@ def bloom(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     q, k, v = (batched(p, part) for part in views)
     scores = scaled_product(p, mixer, q, k)
     summed = masked(p, scores)
-    out, weights = weighted(p, mixer, [summed], v, q.itemsize)
+    out, weights = weighted(p, [summed], v, dims(p, mixer)[0], q.itemsize, mixer.dropout)
     del scores, summed, views  # locals of BloomAttention.forward
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
@@ -206,6 +192,6 @@ def mpt(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     scores = ops.scale(tape, scores, SCORES)
     scores = ops.cast(tape, scores, ops.FP32, "scores and slopes")
     scores = ops.scale(tape, scores, "masked scores")
-    out, weights = weighted(p, mixer, [scores], v, v.itemsize, copies=True)
+    out, weights = weighted(p, [scores], v, q_dim, v.itemsize, mixer.dropout, QKV if p.rows > 1 else "")
     del scores  # ``attention_scores`` is a local of MptAttention.forward
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights

@@ -94,7 +94,5 @@ def _normalised(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor
 
 def clamp_in_place(tape: Tape, x: Tensor) -> Tensor:
     """``x.clamp_(…)``: its node keeps a copy of what x was."""
-    dim, itemsize = x.dim, x.itemsize
-    before = tape.new(dim, itemsize, "clamped projections") if x.needs_grad and tape.grad_enabled else None
-    node = tape.node((x,), (before,), lambda t, g: (t.gradient((dim, itemsize)),))
-    return Tensor(dim, itemsize, x.storage, node)
+    before = tape.new(x.dim, x.itemsize, "clamped projections") if x.needs_grad and tape.grad_enabled else None
+    return Tensor(x.dim, x.itemsize, x.storage, tape.node((x,), (before,), ops.own(x)))

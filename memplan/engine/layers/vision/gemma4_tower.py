@@ -3,10 +3,11 @@
 An image is a row of as many patches as there may be, with their positions; those that it has not are masked. Blocks
 have a norm before and after each branch; patches are averaged by position into tokens."""
 
+from memplan.engine.layers import rotary
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.vision.projector import Joint, listed
-from memplan.engine.layers.vision.vit_block import QKV, attend, turn
+from memplan.engine.layers.vision.vit_block import QKV, attend
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.routing_ops import masked_fill, scattered
@@ -116,7 +117,7 @@ def turned(p: Pass, x: Tensor) -> Tensor:
     """``apply_multidimensional_rope``: half of each head by one axis, half by the other."""
     tape, dim = p.tape, x.dim
     parts = ops.split(tape, x, 2, Dim(dim.symbol, dim.elements // 2))
-    found = [turn(p, part, p.mode.residual_itemsize) for part in parts]
+    found = [rotary.turned(tape, part, p.mode.residual_itemsize) for part in parts]
     return ops.concatenate(tape, found, dim, "queries and keys after rotary")
 
 

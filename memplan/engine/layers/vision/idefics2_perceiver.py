@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memplan.engine.layers.activations import activate
+from memplan.engine.layers.attention.eager import masked, weighted
 from memplan.engine.layers.attention.fused_kernel import aligned_bias, fused_attention
 from memplan.engine.layers.attention.sdpa import safe_softmax
 from memplan.engine.layers.modules import Pass, norm, project
@@ -177,13 +178,6 @@ def eager(r: Reader, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     keys = ops.copy(tape, k, "keys") if batched and not r.grouped else k
     weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores_of(r), SCORES), SCORES)
     del queries, keys  # copies that ``matmul`` makes of strided operands, not locals
-    if p.mode.padded and weights.itemsize < p.mode.numerics.itemsize:
-        weights = ops.cast(tape, weights, p.mode.numerics.itemsize, "masked scores")
-    elif p.mode.padded:
-        weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    weights = ops.softmax(tape, weights, PROBABILITIES, half_to_float=p.mode.numerics.half_to_float)
-    weights = ops.cast(tape, weights, q.itemsize, PROBABILITIES)
-    values = ops.copy(tape, v, "values") if batched and not r.grouped else v
-    out = ops.matmul(tape, weights, values, q.dim, "attention output")
-    del values  # matmul's own copy again
-    return ops.copy(tape, out, "attention output"), weights
+    held = [masked(p, weights) if p.mode.padded else weights]
+    del weights  # rebound by softmax
+    return weighted(p, held, v, q.dim, q.itemsize, copied="values" if batched and not r.grouped else "")

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memplan.engine.layers.attention.eager import masked, weighted
 from memplan.engine.layers.attention.fused_kernel import aligned_bias, fused_attention
 from memplan.engine.layers.feed_forward import feed_forward
 from memplan.engine.layers.modules import Pass, norm, project
+from memplan.engine.layers.rotary import turned
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
@@ -111,27 +113,15 @@ def _rotate(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor) -> tuple[Tens
     """``apply_rotary_pos_emb_vision``: in fp32, and back; Pixtral's in its tables' dtype; Llama 4's complex."""
     tape, before = p.tape, q.itemsize
     if mixer.rotary == "narrow":
-        turned_q = turn(p, q, p.mode.residual_itemsize)
-        return turned_q, turn(p, k, p.mode.residual_itemsize)
+        turned_q = turned(tape, q, p.mode.residual_itemsize)
+        return turned_q, turned(tape, k, p.mode.residual_itemsize)
     wide_q, wide_k = (ops.cast(tape, each, ops.FP32, "rotary in fp32") for each in (q, k))
     if mixer.rotary == "complex":
         turned_q, turned_k = (ops.with_constant(tape, each, ops.FP32, "rotary") for each in (wide_q, wide_k))
         del wide_q, wide_k  # ``q, k = q.float(), k.float()`` are rebound by what turns them
     else:
-        turned_q, turned_k = turn(p, wide_q, ops.FP32), turn(p, wide_k, ops.FP32)
+        turned_q, turned_k = turned(tape, wide_q, ops.FP32), turned(tape, wide_k, ops.FP32)
     return ops.cast(tape, turned_q, before, "rotated"), ops.cast(tape, turned_k, before, "rotated")
-
-
-def turn(p: Pass, x: Tensor, itemsize: int) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``, with tables that all blocks share."""
-    tape, half = p.tape, Dim(x.dim.symbol, x.dim.elements // 2)
-    straight = ops.with_constant(tape, x, itemsize, "rotary")
-    first, second = ops.view(tape, x, half, whole=False), ops.view(tape, x, half, whole=False)
-    turned = ops.concatenate(tape, (ops.scale(tape, second, "rotary"), first), x.dim, "rotary")
-    del first, second  # locals of ``rotate_half``: x1 and x2
-    crossed = ops.with_constant(tape, turned, itemsize, "rotary")
-    del turned  # a temporary of ``rotate_half(q) * sin`` (apply_rotary_pos_emb_vision)
-    return ops.add(tape, straight, crossed, "queries and keys after rotary")
 
 
 def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,18 +134,11 @@ def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores, "attention scores"), "attention scores")
     del queries, keys  # copies that ``matmul`` makes of strided operands, not locals
     if mixer.blocked or mixer.tiled or p.mode.padded:
-        wide = weights.itemsize if mixer.tiled else p.mode.residual_itemsize
-        if weights.itemsize < wide:
-            weights = ops.cast(tape, weights, wide, "masked scores")
-        else:
-            weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    wide = mixer.wide_softmax or tape.autocast > 0
-    weights = ops.softmax(tape, weights, "attention probabilities", wide, p.mode.numerics.half_to_float)
-    weights = ops.cast(tape, weights, q.itemsize, "attention probabilities")
-    values = ops.copy(tape, v, "values") if batched else v
-    out = ops.matmul(tape, weights, values, dim, "attention output")
-    del values  # matmul's own copy again
-    return ops.copy(tape, out, "attention output"), weights
+        weights = masked(p, weights, weights.itemsize if mixer.tiled else p.mode.residual_itemsize)
+    held = [weights]
+    del weights  # rebound by softmax
+    wide, copied = mixer.wide_softmax or tape.autocast > 0, "values" if batched else ""
+    return weighted(p, held, v, dim, q.itemsize, copied=copied, wide=wide)
 
 
 FP32 = 4
