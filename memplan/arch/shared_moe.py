@@ -108,7 +108,7 @@ def hunyuan_layers(family: Family, config: Config) -> list[FeedForward]:
     each = list(given) if isinstance(given, (list, tuple)) else [given] * layers
     if len(each) < layers:
         raise config.wrong("moe_topk", f"a number, or one for each of num_hidden_layers ({layers})", given)
-    made: dict[int, FeedForward] = {}
+    made: dict[object, FeedForward] = {}
     for active in each[:layers]:
         if not isinstance(active, int) or isinstance(active, bool) or not 1 <= active <= count:
             raise config.wrong("moe_topk", f"from 1 to the number of experts ({count})", active)

@@ -18,18 +18,8 @@ def activate(tape: Tape, name: str, x: Tensor) -> Tensor:
 
 
 def power(tape: Tape, x: Tensor) -> Tensor:
-    """``pow`` by a number: keeps its input; backward holds the power, its scaling and the result."""
-    source = ops.cast(tape, x, ops.FP32, LABEL) if tape.autocast else x
-    size = source.dim, source.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        lower = t.gradient(size)
-        scaled = t.gradient(size)
-        result = t.gradient(size)
-        del lower, scaled  # ``grad * (exponent * self.pow(exponent - 1))`` (FunctionsManual.cpp: pow_backward)
-        return (result,)
-
-    return tape.new(*size, LABEL, tape.node((source,), (source,), backward))
+    """``pow`` by a number, in fp32 under autocast."""
+    return ops.power(tape, ops.cast(tape, x, ops.FP32, LABEL) if tape.autocast else x, LABEL)
 
 
 def gelu_new(tape: Tape, x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def rms_power(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
 
 def _by_power(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
     """``x * (x.pow(2).mean(-1) + eps).pow(-0.5)``: the power keeps what goes into it."""
-    squares = ops.square(tape, x)
+    squares = ops.power(tape, x)
     variance = ops.mean(tape, squares, per_row)
     del squares  # a temporary of ``x.pow(2).mean(-1)`` (Gemma4RMSNorm._norm)
     shifted = ops.scale(tape, variance, "norm statistics", shares_gradient=True)
@@ -90,7 +90,7 @@ def layer_wide(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     tape = p.tape
     wide = ops.cast(tape, x, ops.FP32, "norm inputs in fp32")
     mean = ops.mean(tape, wide, per_row)
-    squares = ops.square(tape, subtract(tape, wide, mean, "centred"))
+    squares = ops.power(tape, subtract(tape, wide, mean, "centred"))
     variance = ops.mean(tape, squares, per_row)
     del squares  # a temporary of ``(hidden_states - mean).pow(2).mean(-1)`` (CohereLayerNorm.forward)
     centred = subtract(tape, wide, mean, "centred")
@@ -169,7 +169,7 @@ def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim, parameters: Sequence[T
 def rms_t5(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
     """``weight * (x * rsqrt(variance)).to(dtype)``, the variance of an fp32 copy, the product of x itself (T5)."""
     tape, weight = p.tape, norm_weight(p, spec)
-    squares = ops.square(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"))
+    squares = ops.power(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"))
     variance = ops.mean(tape, squares, per_row)
     del squares  # the fp32 copy and its square are temporaries of one line (T5LayerNorm.forward)
     inverse = ops.unary(tape, ops.scale(tape, variance, "norm statistics"), "norm statistics", saves="result")
@@ -183,7 +183,7 @@ def rms_t5(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
 def rms_bare(p: Pass, x: Tensor, per_row: Dim) -> Tensor:
     """``x * rsqrt(mean(x.float() ** 2) + eps).to(dtype)`` (DeepSeek-V4)."""
     tape = p.tape
-    squares = ops.square(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"))
+    squares = ops.power(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"))
     variance = ops.mean(tape, squares, per_row)
     del squares  # a temporary of ``x.float().square().mean(-1)`` (DeepseekV4UnweightedRMSNorm.forward)
     inverse = ops.scale(tape, variance, "norm statistics", shares_gradient=True)

@@ -3,7 +3,8 @@
 Each takes the normed hidden states and the head's weight. h hidden, V vocabulary, N tokens scored, e bytes per element.
 Loops are played a few rounds long: every round holds the same."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.losses.scored import Scored, checkpointed, sizes
@@ -21,6 +22,7 @@ LOGPROB_CHUNK = 512
 """Tokens of a chunk of verl's fused linear (verl 0.9, utils/experimental/torch_functional.py)."""
 LITGPT_CHUNK = 128
 """Tokens of a chunk of LitGPT's head and loss (litgpt 0.5, finetune/lora.py, utils.py)."""
+LossOfChunk = Callable[[Pass, Tensor], Tensor]
 TORCHTUNE_CHUNKS = 8
 """Chunks of torchtune's losses (num_output_chunks)."""
 ROUNDS = 4
@@ -217,35 +219,21 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
     return loss
 
 
-def torchtune_linear_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
+def _linear_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored, loss: LossOfChunk) -> Tensor:
     """torchtune's LinearCrossEntropyLoss: the scored tokens' hidden states are copied; head, fp32 and cross-entropy of
     an eighth of them at a time, whose log-softmax stays (torchtune 0.7, modules/loss/cross_entropy_loss.py)."""
     chosen = ops.copy(p.tape, hidden, "hidden states of scored tokens")
     del hidden  # ``outputs`` is rebound by ``mask_inputs``
     pieces = _eighths(p, chosen)
-    return _mean(p, [_eager_loss(p, chunk_logits(p, piece, weight, scored)) for piece in pieces])
+    return _mean(p, [loss(p, chunk_logits(p, piece, weight, scored)) for piece in pieces])
 
 
-def torchtune_compiled_linear_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
-    """The same with ``compute_cross_entropy`` compiled: each chunk's logits stay as the head made them."""
-    chosen = ops.copy(p.tape, hidden, "hidden states of scored tokens")
-    del hidden  # ``outputs`` is rebound by ``mask_inputs``
-    pieces = _eighths(p, chosen)
-    return _mean(p, [_compiled_loss(p, chunk_logits(p, piece, weight, scored)) for piece in pieces])
-
-
-def torchtune_output_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
+def _output_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored, loss: LossOfChunk) -> Tensor:
     """torchtune's CEWithChunkedOutputLoss: the model makes all logits, in eighths; each becomes fp32 and a log-softmax,
     which stays, and the recipe holds the logits until the loss is whole (torchtune 0.3 to 0.6, modules/transformer.py:
     chunked_output; recipes: ``del logits``)."""
     logits = [chunk_logits(p, piece, weight, scored) for piece in _eighths(p, hidden)]
-    return _mean(p, [_eager_loss(p, block) for block in logits])
-
-
-def torchtune_compiled_output_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
-    """The same with ``compute_cross_entropy`` compiled, which keeps the logits alone."""
-    logits = [chunk_logits(p, piece, weight, scored) for piece in _eighths(p, hidden)]
-    return _mean(p, [_compiled_loss(p, block) for block in logits])
+    return _mean(p, [loss(p, block) for block in logits])
 
 
 def _eighths(p: Pass, x: Tensor) -> list[Tensor]:
@@ -269,9 +257,16 @@ def _eager_loss(p: Pass, logits: Tensor) -> Tensor:
 
 
 def _compiled_loss(p: Pass, logits: Tensor) -> Tensor:
-    """One kernel reads the logits and makes sums of each row; another makes their gradient."""
+    """``compute_cross_entropy`` compiled: one kernel reads the logits, which stay as the head made them, and makes sums
+    of each row; another makes their gradient."""
     return loss_ops.nll(p.tape, logits, Dim("1", 1))
 
 
 def _mean(p: Pass, losses: list[Tensor]) -> Tensor:
     return ops.concatenate(p.tape, losses, p.dim("1", 1), "loss")
+
+
+torchtune_linear_chunks = partial(_linear_chunks, loss=_eager_loss)
+torchtune_compiled_linear_chunks = partial(_linear_chunks, loss=_compiled_loss)
+torchtune_output_chunks = partial(_output_chunks, loss=_eager_loss)
+torchtune_compiled_output_chunks = partial(_output_chunks, loss=_compiled_loss)

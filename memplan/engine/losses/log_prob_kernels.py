@@ -67,11 +67,11 @@ def saving_sliced_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
 def exponentiated(p: Pass, logits: Tensor, rows: int) -> Tensor:
     """NeMo RL's ``DistributedLogprob``: the log-softmax and its exp, which is kept; backward negates it
     (nemo_rl/distributed/model_utils.py)."""
-    tape, dim, itemsize = p.tape, logits.dim, logits.itemsize
-    wide = tape.new(dim, itemsize, "log-softmax")
-    kept = tape.new(dim, itemsize, "softmax")
+    tape = p.tape
+    wide = tape.new(logits.dim, logits.itemsize, "log-softmax")
+    kept = tape.new(logits.dim, logits.itemsize, "softmax")
     del wide  # ``full_log_probs`` of ``forward``
-    node = tape.node((logits,), (kept,), lambda t, g: (t.gradient((dim, itemsize)),))
+    node = tape.node((logits,), (kept,), ops.own(logits))
     return tape.new(p.dim("1", 1), ops.FP32, "log-probabilities", node)
 
 

@@ -1,7 +1,7 @@
 """Operations of computations in chunks: copies of what cannot be seen otherwise, running sums, masks, padding."""
 
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.routing_ops import masked_fill
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -34,17 +34,9 @@ def seen(tape: Tape, x: Tensor) -> Tensor:
 
 
 def running_sum(tape: Tape, x: Tensor, label: str) -> Tensor:
-    """``cumsum``: saves nothing; its gradient is flipped, summed, and flipped back."""
-    dim, itemsize = x.dim, x.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        flipped = t.gradient((dim, itemsize))
-        summed = t.gradient((dim, itemsize))
-        result = t.gradient((dim, itemsize))
-        del flipped, summed  # ``grad.flip(dim).cumsum(dim).flip(dim)`` (FunctionsManual.cpp: cumsum_backward)
-        return (result,)
-
-    return tape.new(dim, itemsize, label, tape.node((x,), (), backward))
+    """``cumsum``: saves nothing; backward is ``grad.flip(dim).cumsum(dim).flip(dim)`` (FunctionsManual.cpp:
+    cumsum_backward)."""
+    return tape.new(x.dim, x.itemsize, label, tape.node((x,), (), ops.in_three(x)))
 
 
 def segment_sum(tape: Tape, x: Tensor, length: int, label: str) -> Tensor:

@@ -19,6 +19,19 @@ def own(x: Tensor) -> Backward:
     return lambda t, g: (t.gradient(size),)
 
 
+def in_three(x: Tensor) -> Backward:
+    """A backward of three tensors of x's size: temporaries of one expression, and the gradient."""
+    size = x.dim, x.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        first, second = t.gradient(size), t.gradient(size)
+        result = t.gradient(size)
+        del first, second
+        return (result,)
+
+    return backward
+
+
 def cast(tape: Tape, x: Tensor, itemsize: int, label: str = "dtype copies") -> Tensor:
     """``x.to(dtype)``: nothing when it has that dtype already. Saves nothing; its gradient is cast back."""
     if x.itemsize == itemsize:
@@ -157,7 +170,7 @@ def normalise(tape: Tape, x: Tensor, per_row: Dim, label: str) -> Tensor:
 
     Backward holds x, the two products of the multiplication, then pow's: the power, its scaling and the result."""
     dim = x.dim
-    squares = square(tape, x)
+    squares = power(tape, x)
     variance = mean(tape, squares, per_row)
     del squares  # a temporary of ``pow(2).mean(-1)`` (LlamaRMSNorm.forward)
     shifted = scale(tape, variance, "norm statistics")
@@ -167,24 +180,15 @@ def normalise(tape: Tape, x: Tensor, per_row: Dim, label: str) -> Tensor:
     return mul(tape, Tensor(dim, FP32, x.storage, x.node, x.slot), inverse, label)
 
 
-def square(tape: Tape, x: Tensor) -> Tensor:
-    """``x.pow(2)`` of fp32 x, which it saves."""
-    dim = x.dim
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        power = t.gradient((dim, FP32))
-        scaled = t.gradient((dim, FP32))
-        result = t.gradient((dim, FP32))
-        del power, scaled  # ``grad * (exponent * self.pow(exponent - 1))`` (FunctionsManual.cpp: pow_backward)
-        return (result,)
-
-    return tape.new(dim, FP32, "norm squares", tape.node((x,), (x,), backward))
+def power(tape: Tape, x: Tensor, label: str = "norm squares") -> Tensor:
+    """``x.pow(number)``, which saves x; backward is ``grad * (exponent * self.pow(exponent - 1))``
+    (FunctionsManual.cpp: pow_backward)."""
+    return tape.new(x.dim, x.itemsize, label, tape.node((x,), (x,), in_three(x)))
 
 
 def mean(tape: Tape, x: Tensor, per_row: Dim) -> Tensor:
     """``x.mean(-1)`` of fp32 x."""
-    dim = x.dim
-    return tape.new(per_row, FP32, "norm statistics", tape.node((x,), (), lambda t, g: (t.gradient((dim, FP32)),)))
+    return tape.new(per_row, FP32, "norm statistics", tape.node((x,), (), own(x)))
 
 
 def copy(tape: Tape, x: Tensor, label: str, dim: Dim | None = None) -> Tensor:
