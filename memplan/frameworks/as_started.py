@@ -1,6 +1,7 @@
 """A program, or a script, that leaves its job to who starts it: trainings of the project around it that start it."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -75,11 +76,16 @@ def first_started(
     raise asked
 
 
+_NAMED = re.compile(r"[\w.-]+/[\w./-]+")
+
+
 def _reads_none(training: Document, document: Document, given: JobInput) -> bool:
     """Whether a program that may open any config has a model that this one does not name: its own, where the config's
     keys are another's."""
-    may = training.form == "shell" and training.path.endswith(".py")
-    return may and isinstance(given.job.model, str) and given.job.model.rpartition("/")[2] not in document.text
+    if training.form != "shell" or not training.path.endswith(".py") or not isinstance(given.job.model, str):
+        return False
+    said = _NAMED.findall(given.origins.get("model", ""))  # as it was before it was settled
+    return not any(name in document.text for name in (given.job.model.rpartition("/")[2], *said))
 
 
 def _is_nobodys(document: Document, read: Callable[[Document], JobInput | None]) -> bool:
