@@ -25,6 +25,9 @@ from memplan.spec.recipe import Recipe
 
 BACKWARD_MOVES = 1.6
 """Pointwise bytes of a backward against its forward: gradients come in, and saved tensors with them."""
+NORMS_BACKWARD, WEIGHED_BACKWARD, ACTIVATED_BACKWARD = 198 / 84, 16 / 84, 18 / 10
+"""The same of norms and sums of single operations, of the norms' own weights, and of activations (bytes of each element
+by a trace of transformers 5.24's Llama, sums of gradients from several products among them)."""
 UNPACKED: dict[str, float] = {"gptq": 16.0}
 """Bytes for each weight beyond its bits and its dequantised self, where PyTorch's operations unpack it: shifted (2),
 and masked (4), the zero taken off (4), scaled (4), copied (2)."""
@@ -175,11 +178,14 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
         unpacked = (stored + each.expert_stored / shape.expert / shape.expert_tensor) * moved / memory
     attention, attended, scores = _attention(each, shape, tokens, device, rates)
     outside = each.between[shape.normed] / (shape.tensor if shape.sequence else 1)
-    chains = each.activated[shape.activated] + each.turned[shape.turned] + each.dispatched
+    activated = each.activated[shape.activated]
+    chains = activated + each.turned[shape.turned] + each.dispatched
     chains += each.left if shape.merged else 0.0
     ring = RING_BYTES * shape.ring * each.per_pair / 4 if shape.ring > 1 else 0.0
     inside = (chains + shape.adapted_moves + ring) / shape.tensor
-    between, within = (tokens * moved * shape.itemsize / HALF / memory for moved in (outside, inside))
+    single = 0.0 if shape.normed else outside * (NORMS_BACKWARD + shape.trained * WEIGHED_BACKWARD - BACKWARD_MOVES)
+    single += 0.0 if shape.activated else activated / shape.tensor * (ACTIVATED_BACKWARD - BACKWARD_MOVES)
+    between, within, single = (tokens * of * shape.itemsize / HALF / memory for of in (outside, inside, single))
     moves = between + within + scores
     product = made.forward + unpacked
     held = max(1.0, each.experts / shape.expert) if each.routed else 0.0
@@ -202,7 +208,7 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
     forward = product + adapters + attention + moves + cast_in + weighed
     trained = max(shape.trained, each.expert / each.weights if shape.stacks and each.weights else 0.0)
     behind = made.inputs + unpacked + trained * made.weights + 2 * adapters
-    behind += attended + moves * BACKWARD_MOVES + cast_out
+    behind += attended + moves * BACKWARD_MOVES + single + cast_out
     backward = max(behind, host.backward)
     parts = Forward(product + adapters, attention, between, within + scores + cast_in, max(forward, host.again))
     return Pass(product + adapters, attention, moves, max(forward, host.forward), backward, 0.0, attended), parts
