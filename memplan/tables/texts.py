@@ -31,14 +31,20 @@ def rows_of(text: str) -> dict[str, str]:
     return {name: told for name, _, told in (row.partition(": ") for row in rows)}
 
 
+def told_in(text: str) -> dict[str, tuple[str, str]]:
+    """``name: what: words`` of a row."""
+    return {name: (what, told) for name, row in rows_of(text).items() for what, _, told in [row.partition(": ")]}
+
+
 def texts_by_name(module: str) -> dict[str, str]:
     """Its rows, of a text without headings."""
     return rows_of("\n".join(lines_of(module)))
 
 
-def settings_in(text: str) -> dict[str, Any]:
-    """``name=value`` of each word of a text: JSON's numbers, lists, true, false and null; any other is itself."""
-    return {name: _value(word) for name, word in pairs_of(text).items()}
+def settings_in(text: str, before: str = "") -> dict[str, Any]:
+    """``name=value`` of each word of a text: JSON's numbers, lists, true, false and null; any other is itself.
+    ``before``: what all names begin with."""
+    return {f"{before}{name}": _value(word) for name, word in pairs_of(text).items()}
 
 
 def _value(word: str) -> Any:

@@ -18,8 +18,9 @@ from memplan.frameworks.hugging_face.switches import (
 )
 from memplan.frameworks.row_making import read_rows
 from memplan.tables.optimizers import find_optimizer
-from memplan.tables.texts import parts_of, settings_in
+from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.tables.trainers import TRAINERS
+from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
@@ -32,26 +33,7 @@ OLD_DEFAULTS = DEFAULTS | {"optim": "adamw_torch"}
 """transformers 4 on torch before 2.8."""
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
-    "adamw_hf": {"optimizer": "adamw", "optimizer_impl": "loop"},
-    "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
-    "adafactor": {"optimizer": "adafactor", "library": "transformers"},
-    "sgd": {"optimizer": "sgd"},
-    "adamw_bnb_8bit": {"optimizer": "adamw-8bit", "library": "bitsandbytes"},
-    "adamw_8bit": {"optimizer": "adamw-8bit", "library": "bitsandbytes"},
-    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"},
-    "paged_adamw_32bit": {"optimizer": "paged-adamw"},
-    "paged_lion_8bit": {"optimizer": "paged-lion-8bit"},
-    "paged_lion_32bit": {"optimizer": "paged-lion"},
-    "lion_8bit": {"optimizer": "lion-8bit"},
-    "lion_32bit": {"optimizer": "lion", "library": "bitsandbytes"},
-    "adamw_torch_4bit": {"optimizer": "adamw-4bit"},
-    "adamw_torch_8bit": {"optimizer": "adamw-8bit", "library": "torchao"},
-    "galore_adamw": {"optimizer": "galore"},
-    "apollo_adamw": {"optimizer": "apollo"},
-    "lomo": {"optimizer": "lomo"},
-    "adalomo": {"optimizer": "adalomo"},
-    "schedule_free_adamw": {"optimizer": "schedule-free"},
+    name: dict(pairs_of(text)) for name, text in rows_of(_PARTS["optimizers"]).items()
 }
 """OptimizerNames that are modelled; the first of each set of equal rows is the one that is written."""
 LESS = ("rmsprop", "adagrad", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit")

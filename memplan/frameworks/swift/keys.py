@@ -8,35 +8,25 @@ from typing import Any
 from memplan.frameworks.documents import words
 from memplan.frameworks.hugging_face.arguments import DEFAULTS as TRAINER
 from memplan.frameworks.hugging_face.arguments import OLD_DEFAULTS as OLD_TRAINER
-from memplan.tables.texts import parts_of, settings_in
+from memplan.tables.texts import parts_of, settings_in, told_in
 from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
 NEWEST, THIRD, SECOND = "4.5", "3.12", "2.6"
 """Versions whose defaults are taken, by what a command's words are of."""
-SPELLINGS: dict[str, tuple[str, ...]] = {
-    "tuner_type": ("train_type", "sft_type"),
-    "model": ("model_id_or_path", "model_cache_dir"),
-    "per_device_train_batch_size": ("batch_size",),
-    "per_device_eval_batch_size": ("eval_batch_size",),
-    "target_modules": ("lora_target_modules",),
-    "target_regex": ("lora_target_regex",),
-    "modules_to_save": ("lora_modules_to_save",),
-    "lora_dropout": ("lora_dropout_p",),
-    "lora_bias": ("lora_bias_trainable",),
-    "quant_bits": ("quantization_bit",),
-    "torch_dtype": ("dtype",),
-    "use_liger_kernel": ("use_liger",),
-    "deepspeed": ("deepspeed_config_path",),
-    "vit_gradient_checkpointing": ("vit_use_gc",),
-    "ref_model": ("ref_model_id_or_path",),
-    "reward_model": ("reward_model_id_or_path",),
-    "teacher_model": ("teacher_model_name_or_path",),
-    "trainable_parameters": ("additional_trainable_parameters",),
-    "split_dataset_ratio": ("dataset_test_ratio",),
-    "val_dataset": ("custom_val_dataset_path",),
-    "max_completion_length": ("response_length", "max_new_tokens"),
+SPELLINGS = {
+    name: tuple(old.split(","))
+    for name, old in pairs_of(
+        """tuner_type=train_type,sft_type model=model_id_or_path,model_cache_dir per_device_train_batch_size=batch_size
+        per_device_eval_batch_size=eval_batch_size target_modules=lora_target_modules target_regex=lora_target_regex
+        modules_to_save=lora_modules_to_save lora_dropout=lora_dropout_p lora_bias=lora_bias_trainable
+        quant_bits=quantization_bit torch_dtype=dtype use_liger_kernel=use_liger deepspeed=deepspeed_config_path
+        vit_gradient_checkpointing=vit_use_gc ref_model=ref_model_id_or_path reward_model=reward_model_id_or_path
+        teacher_model=teacher_model_name_or_path trainable_parameters=additional_trainable_parameters
+        split_dataset_ratio=dataset_test_ratio val_dataset=custom_val_dataset_path
+        max_completion_length=response_length,max_new_tokens"""
+    ).items()
 }
 """What ms-swift 4 calls an argument: its names before."""
 OF_SECOND = words(
@@ -144,27 +134,8 @@ ENGINE = words(_PARTS["engine"])
 """Of the engine that generates: what it takes is its own, and counted nowhere here."""
 HARMLESS = words(_PARTS["harmless"])
 """Arguments of data, templates, rewards, logging and sampling."""
-NOT_MODELLED: dict[str, tuple[str, str]] = {
-    "freeze_parameters": ("weights are counted as trained", "freezing"),
-    "freeze_parameters_regex": ("weights are counted as trained", "freezing"),
-    "freeze_parameters_ratio": ("weights are counted as trained", "freezing"),
-    "trainable_parameters": ("which weights train is not read from their names", "freezing"),
-    "trainable_parameters_regex": ("which weights train is not read from their names", "freezing"),
-    "lisa_activated_layers": ("all layers are counted as trained at once", "freezing"),
-    "target_parameters": ("adapters of bare parameters (experts) are not read", "adapters"),
-    "galore_quantization": ("projections and weights are counted as they are without quantisation", "optimizer"),
-    "galore_proj_quant": ("projections are counted as they are without quantisation", "optimizer"),
-    "galore_optim_per_parameter": ("gradients are counted as held until the step", "optimizer"),
-    "use_tiled_mlp": ("feed-forwards are counted whole, not in tiles", "checkpointing"),
-    "device_map": ("layers are counted on one GPU, not divided over several", "parallelism"),
-    "max_memory": ("layers are counted on one GPU, not divided over several", "parallelism"),
-    "deepspeed_autotp_size": ("AutoTP is not modelled", "parallelism"),
-    "gkd_logits_topk": ("the teacher's logits are counted whole", "loss"),
-    "zero_hpz_partition_size": ("a second partition within the node is not counted", "parallelism"),
-    "chord_sft_dataset": ("the SFT batch beside the policy's is not counted", "batch"),
-    "use_unsloth": ("Unsloth's kernels are not counted", "attention"),
-}
-"""Arguments that bear and are not modelled, where they are on: why, and what of memory they decide."""
+NOT_MODELLED = told_in(_PARTS["not-modelled"])
+"""Arguments that bear and are not modelled, where they are on: what of memory they decide, and why."""
 FROM_ABOVE = words(
     """freeze_parameters freeze_parameters_regex freeze_parameters_ratio lisa_activated_layers galore_quantization
     galore_proj_quant galore_optim_per_parameter use_tiled_mlp gkd_logits_topk"""

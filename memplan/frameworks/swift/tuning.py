@@ -30,7 +30,7 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
     keys.skip("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "target_regex", "modules_to_save",
               "lora_dtype", "lora_bias", "use_dora", *PARTS, "adalora_init_r",
               "lora_modules")  # fmt: skip
-    for key, (why, decides) in NOT_MODELLED.items():
+    for key, (decides, why) in NOT_MODELLED.items():
         if str(keys.get(key)).strip().lower() not in ("none", "false", "0", "0.0", "[]", ""):
             _doubt(keys, key, why, decides)
     if kind == "full":

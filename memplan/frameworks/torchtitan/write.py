@@ -9,27 +9,20 @@ from memplan.frameworks.base import File, Writing
 from memplan.frameworks.quoting import comment, toml_value
 from memplan.spec.job import Job
 from memplan.spec.recompute import EVERY, is_by_layer
+from memplan.units import pairs_of
 
 CONFIG = "torchtitan.toml"
 FLAVORS = {
-    ("llama3", "8B"): "meta-llama/Llama-3.1-8B",
-    ("llama3", "70B"): "meta-llama/Llama-3.1-70B",
-    ("llama3", "405B"): "meta-llama/Llama-3.1-405B",
-    ("qwen3", "0.6B"): "Qwen/Qwen3-0.6B",
-    ("qwen3", "1.7B"): "Qwen/Qwen3-1.7B",
-    ("qwen3", "4B"): "Qwen/Qwen3-4B",
-    ("qwen3", "8B"): "Qwen/Qwen3-8B",
-    ("qwen3", "14B"): "Qwen/Qwen3-14B",
-    ("qwen3", "32B"): "Qwen/Qwen3-32B",
-    ("qwen3", "30B-A3B"): "Qwen/Qwen3-30B-A3B",
-    ("qwen3", "235B-A22B"): "Qwen/Qwen3-235B-A22B",
-    ("deepseek_v3", "16B"): "deepseek-ai/DeepSeek-V2-Lite",
-    ("deepseek_v3", "236B"): "deepseek-ai/DeepSeek-V2",
-    ("deepseek_v3", "671B"): "deepseek-ai/DeepSeek-V3",
-    ("llama4", "17bx16e"): "meta-llama/Llama-4-Scout-17B-16E",
-    ("llama4", "17bx128e"): "meta-llama/Llama-4-Maverick-17B-128E",
-    ("gpt_oss", "20b"): "openai/gpt-oss-20b",
-    ("gpt_oss", "120b"): "openai/gpt-oss-120b",
+    tuple(of.split(":")): name
+    for of, name in pairs_of(
+        """llama3:8B=meta-llama/Llama-3.1-8B llama3:70B=meta-llama/Llama-3.1-70B llama3:405B=meta-llama/Llama-3.1-405B
+        qwen3:0.6B=Qwen/Qwen3-0.6B qwen3:1.7B=Qwen/Qwen3-1.7B qwen3:4B=Qwen/Qwen3-4B qwen3:8B=Qwen/Qwen3-8B
+        qwen3:14B=Qwen/Qwen3-14B qwen3:32B=Qwen/Qwen3-32B qwen3:30B-A3B=Qwen/Qwen3-30B-A3B
+        qwen3:235B-A22B=Qwen/Qwen3-235B-A22B deepseek_v3:16B=deepseek-ai/DeepSeek-V2-Lite
+        deepseek_v3:236B=deepseek-ai/DeepSeek-V2 deepseek_v3:671B=deepseek-ai/DeepSeek-V3
+        llama4:17bx16e=meta-llama/Llama-4-Scout-17B-16E llama4:17bx128e=meta-llama/Llama-4-Maverick-17B-128E
+        gpt_oss:20b=openai/gpt-oss-20b gpt_oss:120b=openai/gpt-oss-120b"""
+    ).items()
 }
 """Model and flavor -> the Hub's model of that shape."""
 FLOAT8 = "quantize.linear.float8"

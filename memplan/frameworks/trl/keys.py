@@ -13,25 +13,7 @@ COMMANDS: dict[str, str] = rows_of(_PARTS["commands"])
 """A word of ``trl …`` or of a script's name -> method; online_dpo is told by both of its words."""
 NOT_MODELLED = ("xpo", "nash", "bco", "tpo", "prm", "gold", "sdft", "sdpo", "ssd", "minillm", "gmpo", "a2po")
 
-METHOD_KEYS: dict[str, tuple[str, ...]] = {
-    "sft": (
-        "packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "chat_template_path",
-        "dataset_kwargs", "eval_packing", "max_seq_length",
-    ),
-    "dpo": ("ld_alpha", "rpo_alpha", "use_weighting", "f_divergence_type", "discopop_tau", "use_logits_to_keep"),
-    "kto": ("desirable_weight", "undesirable_weight"),
-    "cpo": ("cpo_alpha", "simpo_gamma"),
-    "simpo": ("gamma_beta_ratio",),
-    "reward": ("center_rewards_coefficient",),
-    "grpo": (
-        "scale_rewards", "epsilon_high", "importance_sampling_level", "top_entropy_quantile", "reward_funcs",
-        "entropy_coef",
-    ),
-    "rloo": ("normalize_advantages", "reward_clip_range", "rloo_k"),
-    "ppo": ("num_ppo_epochs", "sft_model_path", "vf_coef", "kl_coef"),
-    "online-dpo": ("missing_eos_penalty", "judge"),
-    "distill": ("lmbda", "seq_kd", "teacher_model_name_or_path"),
-}  # fmt: skip
+METHOD_KEYS = {method: tuple(names.split()) for method, names in rows_of(_PARTS["method-keys"]).items()}
 """Arguments that only one trainer has."""
 LOSSES: dict[str, str] = {
     **dict.fromkeys(("nll", "chunked_nll", "dft"), "sft"),

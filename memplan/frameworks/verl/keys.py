@@ -9,38 +9,30 @@ from memplan.tables.texts import settings_in
 from memplan.units import words_of
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
-DEFAULTS: dict[str, Any] = {
-    "algorithm.adv_estimator": "gae",
-    "algorithm.use_kl_in_reward": False,
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    f"{ACTOR}strategy": "fsdp",
-    f"{ACTOR}use_kl_loss": False,
-    f"{ACTOR}ppo_mini_batch_size": 256,
-    f"{ACTOR}use_dynamic_bsz": False,
-    f"{ACTOR}ppo_max_token_len_per_gpu": 16384,
-    f"{ACTOR}entropy_coeff": 0,
-    f"{ACTOR}calculate_entropy": False,
-    f"{ACTOR}optim.optimizer": "AdamW",
-    f"{ACTOR}fsdp_config.model_dtype": "fp32",
-    f"{ACTOR}fsdp_config.dtype": "bfloat16",
-    f"{ACTOR}fsdp_config.reshard_after_forward": True,
-    f"{MODEL}enable_gradient_checkpointing": True,
-    f"{MODEL}lora_rank": 0,
-    f"{MODEL}lora_alpha": 16,
-    f"{MODEL}target_modules": "all-linear",
-    f"{MODEL}use_fused_kernels": False,
-    f"{MODEL}use_remove_padding": True,
-    f"{ACTOR}megatron.tensor_model_parallel_size": 1,
-    f"{ACTOR}megatron.use_distributed_optimizer": True,
-    "critic.model.enable_gradient_checkpointing": True,
-    "critic.model.use_remove_padding": True,
-    "critic.ppo_max_token_len_per_gpu": 32768,
-    f"{ROLLOUT}n": 1,
-    f"{ROLLOUT}temperature": 1.0,
-    "trainer.n_gpus_per_node": 8,
-    "trainer.nnodes": 1,
-}
+DEFAULTS: dict[str, Any] = (
+    settings_in(
+        """algorithm.adv_estimator=gae algorithm.use_kl_in_reward=false data.max_prompt_length=512
+        data.max_response_length=512 critic.model.enable_gradient_checkpointing=true
+        critic.model.use_remove_padding=true critic.ppo_max_token_len_per_gpu=32768 trainer.n_gpus_per_node=8
+        trainer.nnodes=1"""
+    )
+    | settings_in(
+        """strategy=fsdp use_kl_loss=false ppo_mini_batch_size=256 use_dynamic_bsz=false ppo_max_token_len_per_gpu=16384
+        entropy_coeff=0 calculate_entropy=false optim.optimizer=AdamW fsdp_config.model_dtype=fp32
+        fsdp_config.dtype=bfloat16 fsdp_config.reshard_after_forward=true megatron.tensor_model_parallel_size=1
+        megatron.use_distributed_optimizer=true""",
+        ACTOR,
+    )
+    | settings_in(
+        """enable_gradient_checkpointing=true lora_rank=0 lora_alpha=16 target_modules=all-linear
+        use_fused_kernels=false use_remove_padding=true""",
+        MODEL,
+    )
+    | settings_in(
+        "n=1 temperature=1.0",
+        ROLLOUT,
+    )
+)
 """Of reinforcement learning (main_ppo)."""
 SFT: dict[str, Any] = settings_in(
     """data.micro_batch_size_per_gpu=4 data.train_batch_size=256 data.max_length=1024 data.use_dynamic_bsz=true
