@@ -439,3 +439,9 @@ def test_a_model_of_the_projects_own_name_beside_the_policy_is_unclear(tmp_path:
 def test_weights_gathered_in_the_other_half_are_as_large(tmp_path: Path) -> None:
     at = f"{A}fsdp_config.mixed_precision.param_dtype"
     assert [deciding(read(tmp_path, f"{RL} {at}={word}")) for word in ("fp16", "fp32")] == [{}, {at: "precision"}]
+
+
+def test_a_repository_of_verls_within_the_project_says_its_version_too(tmp_path: Path) -> None:
+    (tmp_path / "verl/verl/version").mkdir(parents=True)
+    (tmp_path / "verl/verl/version/version").write_text("0.4.1\n")
+    assert read(tmp_path, f"{RL} {M}use_remove_padding=True").job.trainer_version == "0.4"

@@ -7,14 +7,20 @@ from collections.abc import Collection, Iterator
 from memplan.frameworks.documents import words
 from memplan.frameworks.following import found_at
 
+
+def in_copy(path: str, name: str) -> str:
+    """The text of a file of the verl that lies in the project, its package or its repository; empty where none does."""
+    place = found_at(path, name) or found_at(path, f"verl/{name}")
+    return place.read_text(encoding="utf-8", errors="replace") if place else ""
+
+
 _CRITIC = re.compile(r"self\.use_critic = (True|False)")
 
 
 def critic_in_code(path: str, estimator: str) -> bool | None:
     """Whether the trainer of the verl that lies in the project has a critic for an estimator, of those that its
     conditions name (trainer/ppo/ray_trainer.py, to 0.5); None where it does not say."""
-    place = found_at(path, "verl/trainer/ppo/ray_trainer.py")
-    parts = _CRITIC.split(place.read_text(encoding="utf-8", errors="replace")) if place else []
+    parts = _CRITIC.split(in_copy(path, "verl/trainer/ppo/ray_trainer.py"))
     word = "[-_]?".join(map(re.escape, re.split("[-_]", estimator)))
     name = re.compile(rf"(?i)(?:Estimator\.|[\"']){word}\b")
     for before, critic in zip(parts[::2], parts[1::2], strict=False):
@@ -39,10 +45,8 @@ def own_head(path: str, said: Collection[str]) -> tuple[str, str]:
     """(where, which of ``said`` asks for it, if any does) the actor of the verl that lies in the project makes more of
     whole logits than verl's; ``said``: names of settings that are on. Empty where it does not
     (workers/actor/dp_actor.py: _forward_micro_batch)."""
-    place = found_at(path, ACTOR)
-    code = place.read_text(encoding="utf-8", errors="replace") if place else ""
     try:
-        found = list(_calls(ast.parse(code), frozenset(("elsewhere",))))
+        found = list(_calls(ast.parse(in_copy(path, ACTOR)), frozenset(("elsewhere",))))
     except (SyntaxError, ValueError, RecursionError):
         return "", ""
     for call, tests in found:

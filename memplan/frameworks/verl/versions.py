@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.frameworks.following import found_at
+from memplan.frameworks.verl.forks import in_copy
 from memplan.frameworks.verl.source import ENGINE, RL, SFT, Given
 from memplan.tables.texts import words_by_part
 from memplan.tables.trainer import version_key
@@ -55,8 +55,7 @@ _NUMBERED = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(\.?dev)?")
 def code_beside(path: str) -> str:
     """The version of the verl that lies in the project, as its ``verl/version/version`` says; empty where none does.
     Between two releases the next one's name stands there (0.3.1.dev: 0.4)."""
-    place = found_at(path, "verl/version/version")
-    match = _NUMBERED.match(place.read_text(encoding="utf-8", errors="replace")[:40].strip()) if place else None
+    match = _NUMBERED.match(in_copy(path, "verl/version/version")[:40].strip())
     if match is None:
         return ""
     major, minor, patch, unreleased = match.groups()
