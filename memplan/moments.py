@@ -97,11 +97,12 @@ def first_crossing(
     ledger: Ledger, steady: Sequence[Instant], step: Totals, beside: Beside, recipe: Recipe
 ) -> Crossing | None:
     """The first instant of the run at which the card is full; None where what is expected fits it. ``steady``: the
-    instants of the steady step. Beyond what is allocated, an instant needs what the step's peak does, in proportion."""
+    instants of the steady step. Beyond what is allocated, an instant needs what the run's peak does, in proportion."""
     gpu = recipe.hardware.gpu
-    if gpu is None or most_of(step.to_fit, beside).expected <= gpu.usable_bytes:
+    most = most_of(step.to_fit, beside).expected  # a play of the step has the making of the model in it
+    if gpu is None or most <= gpu.usable_bytes:
         return None
-    share = step.to_fit.expected / max(step.allocated.expected, 1)
+    share = most / max(step.allocated.expected, *(each.card[1] for each in beside.sums), 1)
     small = {each.name for each in beside.sums if each.card[1] * share <= gpu.usable_bytes and beside.device is None}
     fullest = Crossing("", "", 0)
     for phase, at in _run(ledger, steady, step.totals, recipe, small):

@@ -333,6 +333,14 @@ class TestVerdict:
         assert crossing.instant != f"first-{found.per_gpu.peak_instant}"
         assert crossing.device_bytes > 24e9
 
+    def test_no_instant_holds_more_than_the_run_at_its_most(self) -> None:
+        """A play of flat parameters has the loading in it, whose bytes are no share of a step's."""
+        found = report(**QLORA | {"gpu": "4GB", "num_gpus": 2, "sharding": "fsdp", "fsdp": {"cpu_offload": True}})
+        crossing = found.per_gpu.first_crossing
+        assert crossing is not None
+        assert crossing.phase == "load"
+        assert crossing.device_bytes <= max(each.device_bytes.expected for each in found.per_gpu.moments)
+
     @pytest.mark.slow
     def test_a_node_that_cannot_load_it_does_not_fit(self) -> None:
         cluster = {"nodes": 1, "gpus_per_node": 8, "gpu": "h100-80gb", "host_memory": "200GB"}
