@@ -55,6 +55,8 @@ def fits(
         ("for n, p in model.named_parameters():\n    p.requires_grad = 'lora' in n", "requires_grad"),
         ("model.lm_head.requires_grad_(True)", "requires_grad"),
         ("for p in model.parameters():\n    p.data = p.data.to(torch.float32)", "data"),
+        ("for n, m in model.named_modules():\n    if 'norm' in n:\n        m.to(torch.float32)", "float32"),
+        ("for m in model.modules():\n    m.to(torch.bfloat16)", ""),
         ("torch.backends.cuda.enable_flash_sdp(False)", "--attention eager"),
         ("torch.backends.cuda.enable_flash_sdp(True)", ""),
         ("model.lm_head.register_forward_hook(lambda *a: 0)", "register_forward_hook"),
@@ -139,3 +141,11 @@ def test_a_length_that_cuts_nothing_is_asked_for() -> None:
     found = checked("a.py", text, num_gpus=1)
     assert found.fits == "unclear"
     assert "cuts nothing" in found.text
+
+
+def test_modules_that_are_cast_beside_quantised_ones_are_counted_so() -> None:
+    text = PROGRAM.replace("dtype=torch.bfloat16", "load_in_8bit=True", 1)
+    cast = "for n, m in model.named_modules():\n    if 'norm' in n:\n        m.to(torch.float32)"
+    jobs = [checked("a.py", text.format(lines=lines, before="", trainer="Trainer", more="", evaluates="no"),
+                    sequence_length=256, num_gpus=1).job for lines in ("", cast)]  # fmt: skip
+    assert [each["kbit_upcast"] for each in jobs] == [False, True]

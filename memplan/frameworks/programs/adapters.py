@@ -53,6 +53,9 @@ def put_upcast(thing: Thing, trainer: Thing, draft: Draft) -> None:
             True,
             Origin(FILE, f"{thing.places['prepared']}: {prepared.last if isinstance(prepared, Thing) else ''}"),
         )
+    elif "upcast" in thing.values:
+        why = f"{thing.places['upcast']}: modules are cast to float32: all that are not quantised are counted so"
+        draft.put("kbit_upcast", True, Origin(FILE, why))
     elif thing.values["class"] in UNSLOTH or TRAINERS[trainer.last] == "transformers" or "peft_config" in thing.values:
         draft.put("kbit_upcast", False, Origin(FILE, f"{thing.place}: no prepare_model_for_kbit_training"))
 

@@ -29,12 +29,11 @@ from memplan.frameworks.programs.values import (
     Ref,
     Thing,
     Unknown,
-    root_of,
     truth,
 )
 from memplan.frameworks.shell.reader import Command, Word
 
-assigned = changes.assigned
+assigned, element = changes.assigned, changes.element
 CONFIGS = ("megatron.bridge.",)
 """Libraries whose objects hold others: what is set within them, and what their methods make, is kept."""
 VALIDATES = ("model_validate", "parse_obj")
@@ -132,16 +131,6 @@ def default(run: Run, value: Any) -> Any:
     if isinstance(factory, Class):
         return run.made(factory, [], {}, {}, value.place)
     return Unknown("a field that has no default", value.place)
-
-
-def element(run: Run, value: Any, node: ast.AST) -> Any:
-    """What a loop goes through, one of it."""
-    if isinstance(value, Thing) and value.name == "parameters":
-        one = Thing("parameter", value.place, dict(value.values), depth=len(run.doubts))
-        return (Unknown("a parameter's name", value.place), one) if value.values["named"] else one
-    if python_models.root_model(value) is not None:
-        return Method(value, "each", run.place(node))
-    return Unknown(f"each of {written(node)}", run.place(node), (), root_of(value))
 
 
 def is_trainer(own: Class) -> bool:

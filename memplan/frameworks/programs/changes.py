@@ -11,10 +11,22 @@ from memplan.frameworks.base import Draft
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.model import READ
 from memplan.frameworks.programs.models import MODEL, SAVES, TRAINERS, root_model, things
+from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.others import BITS
 from memplan.frameworks.programs.own_losses import PARTS
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Class, Function, Method, Place, Ref, Thing, Unknown, plain, truth
+from memplan.frameworks.programs.values import (
+    Class,
+    Function,
+    Method,
+    Place,
+    Ref,
+    Thing,
+    Unknown,
+    plain,
+    root_of,
+    truth,
+)
 from memplan.tables.texts import words_by_part
 
 NONE = words_by_part(__file__)
@@ -95,6 +107,19 @@ def _freeze(run: Run, owner: Any, value: Any, place: Place) -> None:
         trained(run, model, place)
 
 
+def element(run: Run, value: Any, node: ast.AST) -> Any:
+    """What a loop goes through, one of it."""
+    if isinstance(value, Thing) and value.name == "parameters":
+        one = Thing("parameter", value.place, dict(value.values), depth=len(run.doubts))
+        return (Unknown("a parameter's name", value.place), one) if value.values["named"] else one
+    if isinstance(value, Thing) and value.name == "modules":
+        part = Method(value.values["of"], "each", value.place)
+        return (Unknown("a module's name", value.place), part) if value.values["named"] else part
+    if root_model(value) is not None:
+        return Method(value, "each", run.place(node))
+    return Unknown(f"each of {written(node)}", run.place(node), (), root_of(value))
+
+
 def trained(run: Run, model: Thing, place: Place) -> None:
     """Weights that are trained beside adapters, but the adapters themselves (``if "lora" in name``)."""
     if model.values.get("peft_config") is not None and not re.search(r"(?i)lora|adapter", " ".join(run.doubts)):
@@ -141,6 +166,9 @@ def put_changes(trainer: Thing, found: list[Thing], run: Run, draft: Draft) -> N
     for key, why, place in [(key, why, each.places[key]) for each in holders for key, why in each.values.items()
                             if key.startswith(MARK)]:  # fmt: skip
         draft.warn(key.removeprefix(MARK), str(place), why, "model")
+    if found and "upcast" in found[0].values and draft.values.get("quantization", "none") == "none":
+        why = "a cast of the program's own is made of some weights"
+        draft.warn("float32", str(found[0].places["upcast"]), why, "precision")
     for each in run.things:
         if each.name == "replaced":
             draft.warn(each.values["name"], str(each.place), "a method of the program's own is in its place", "model")

@@ -170,7 +170,7 @@ READ = frozenset(
         quantization_config load_in_4bit load_in_8bit load_in_16bit load_in_fp8 full_finetuning max_seq_length
         peft_config prepared checkpointing bnb_4bit_compute_dtype bnb_4bit_quant_type bnb_4bit_use_double_quant
         bnb_4bit_quant_storage generation_config checkpointing_kwargs frozen partly_frozen adapter compile
-        use_gradient_checkpointing is_parallelizable model_parallel train"""
+        use_gradient_checkpointing is_parallelizable model_parallel train upcast"""
     )
 )
 """Arguments and changes of a model that are read."""

@@ -39,6 +39,7 @@ TRAINERS: Mapping[str, str] = {
 """A trainer's class -> the method that it trains by."""
 PACKAGES = ("trl", "transformers", "unsloth", "peft", "optimum")
 SAVES = ("save_model", "save_pretrained", "save_pretrained_merged")
+MODULES = ("named_modules", "modules", "children", "named_children")
 RETURNS_FIRST = (
     "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "get_peft_model", "compile", "DataParallel",
     "DistributedDataParallel", "for_training", "for_inference", "setup_chat_format", "inject_adapter_in_model",
@@ -222,14 +223,19 @@ def _of_part(call: Call, root: Thing) -> Any:
     """Methods of a part of a model: its parameters, and whether they are trained."""
     if call.name in ("parameters", "named_parameters"):
         return _parameters(call, root, part=True)
+    if call.name in MODULES:
+        return _parameters(call, root, part=True, of="modules")
     if call.name == "requires_grad_":
         root.set("partly_frozen", True, call.place)
+    whole = call.name == "float" or any(isinstance(each, Ref) and each.last == "float32" for each in call.args)
+    if whole and call.name in ("to", "float", "type"):
+        root.set("upcast", True, call.place)
     return call.unknown()
 
 
-def _parameters(call: Call, root: Thing, part: bool) -> Thing:
+def _parameters(call: Call, root: Thing, part: bool, of: str = "parameters") -> Thing:
     values = {"of": root, "named": call.name.startswith("named"), "part": part}
-    return Thing("parameters", call.place, values, depth=len(call.run.doubts))
+    return Thing(of, call.place, values, depth=len(call.run.doubts))
 
 
 def _put(key: str, value: Any) -> Callable[[Call], Any]:
@@ -286,6 +292,9 @@ MODEL: Mapping[str, Callable[[Call], Any]] = {
     "unload": _merged,
     "add_adapter": _add_adapter,
     "requires_grad_": _requires_grad,
+    **dict.fromkeys(
+        ("modules", "named_modules", "children", "named_children"), lambda call: _of_part(call, call.owner)
+    ),
     "parameters": lambda call: _parameters(call, call.owner, part=False),
     "named_parameters": lambda call: _parameters(call, call.owner, part=False),
 }
