@@ -229,6 +229,12 @@ def test_programs_with_launchers_of_their_own_ask_too(tmp_path: Path, text: str)
     assert asked(read(tmp_path, text, num_gpus=2)) == []
 
 
+def test_openrlhf_runs_on_the_cards_that_its_script_leaves_visible(tmp_path: Path) -> None:
+    text = "deepspeed --module openrlhf.cli.train_sft --pretrain Qwen/Qwen2.5-0.5B --max_len 512 --zero_stage 2"
+    for before in ("export CUDA_VISIBLE_DEVICES=0,1,2\n", "CUDA_VISIBLE_DEVICES=0,1,2 "):
+        assert read(tmp_path, before + text).job.num_gpus == 3
+
+
 def test_axolotl_and_trl_start_accelerate(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
         "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 1\ndatasets: [{path: x, type: alpaca}]\n"

@@ -28,7 +28,7 @@ from memplan.frameworks.openrlhf.keys import (
 from memplan.frameworks.openrlhf.rollout import critic_apart, read_engine, read_scoring
 from memplan.frameworks.openrlhf.write import write
 from memplan.frameworks.own_words.names import OTHERS, bound_images, lora_targets
-from memplan.frameworks.shell.reader import Command, Word, options_of
+from memplan.frameworks.shell.reader import Command, options_of
 from memplan.units import ceil_div
 
 _PROGRAM = re.compile(r"openrlhf[./]cli[./]train_(\w+)")
@@ -50,20 +50,20 @@ def recognise(document: Document) -> tuple[str, ...]:
 
 def read(document: Document, draft: Draft) -> None:
     """The first training that the script starts."""
-    found = [(row, *_program(row)) for row in (list(command.words) for command in document.commands)]
-    starts = [(row, name, place) for row, name, place in found if name and len(row) > place + 2]
+    found = [(command, *_program(command)) for command in document.commands]
+    starts = [each for each in found if each[1] and len(each[0].words) > each[2] + 2]
     if not starts:
         raise InvalidJob(
             f"{document.path}: no training of OpenRLHF's with options in it", "name a script that starts one"
         )
-    row, name, place = starts[0]
+    command, name, place = starts[0]
     alone = name == "ppo"  # to 0.7, without Ray: all models in each process, and the policy generates
     name = "ppo_ray" if alone else name
     if name not in PROGRAMS:
         raise InvalidJob(
-            f"{document.path}, line {row[0].line}: train_{name} is not modelled", f"modelled: {', '.join(PROGRAMS)}"
+            f"{document.path}, line {command.line}: train_{name} is not modelled", f"modelled: {', '.join(PROGRAMS)}"
         )
-    values, lines, _ = options_of(row[place + 1 :])
+    values, lines, _ = options_of(command.words[place + 1 :])
     spelled = {_new_name(key, name): key for key in OLD_NAMES} if OLD_NAMES.keys() & values.keys() else {}
     values = {_new_name(key, name): value for key, value in values.items()}
     lines = {_new_name(key, name): line for key, line in lines.items()}
@@ -74,7 +74,7 @@ def read(document: Document, draft: Draft) -> None:
     keys = Keys(draft, settings, FRAMEWORK, SHARED | PROGRAMS[name] | older)
     if name != "ppo_ray" or alone:
         draft.facts["openrlhf alone"] = True
-        _put_processes([row, *(row for row, _, _ in found)], document.path, draft)
+        _put_processes([command, *(each for each, _, _ in found)], document.path, draft)
     read_arguments(keys, name)
 
 
@@ -84,18 +84,18 @@ def _new_name(key: str, program: str) -> str:
     return f"actor.{key.removeprefix('model.')}" if program == "ppo_ray" and key in OF_THE_ACTOR else key
 
 
-def _program(row: list[Word]) -> tuple[str, int]:
+def _program(command: Command) -> tuple[str, int]:
     """(sft, dpo, …, the place of its word), or nothing."""
-    for place, word in enumerate(row):
+    for place, word in enumerate(command.words):
         match = _PROGRAM.search(word.text) or _EXAMPLE.search(word.text)
         if match:
             return match.group(1), place
     return "", 0
 
 
-def _put_processes(rows: list[list[Word]], path: str, draft: Draft) -> None:
+def _put_processes(commands: list[Command], path: str, draft: Draft) -> None:
     """GPUs of the launcher before the program, or of the one that is handed it: ``deepspeed --module $TRAIN``."""
-    found = [launch_of(Command(tuple(row), {}), path) for row in rows if row]
+    found = [launch_of(command, path) for command in commands if command.words]
     launch = next((each for each in found if each and each.launcher in ("deepspeed", "torchrun")), None)
     where = launch.where if launch else path
     processes.expect(draft, where, "OpenRLHF starts under DeepSpeed, and nothing says on how many GPUs")
