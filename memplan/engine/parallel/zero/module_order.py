@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import count
 
 from memplan.engine.parallel.zero.coordinator import EMPTY, Module
 from memplan.engine.parallel.zero.prefetch import Order, Read, Stretch
@@ -25,30 +26,37 @@ def module_of(weight: Weight) -> str:
 
 @lru_cache(maxsize=64)
 def forward_of(
-    spec: ModelSpec, adapter: Adapter | None, base: Quantised | None = None, itemsize: int = 2, *, sees: bool = True
+    spec: ModelSpec,
+    adapter: Adapter | None,
+    base: Quantised | None = None,
+    itemsize: int = 2,
+    *,
+    sees: bool = True,
+    around: Adapter | None = None,
 ) -> tuple[Stretch, ...]:
     """A forward as stretches of modules: embedding, each layer, what follows them. ``base``: frozen linears are packed
-    in elements of ``itemsize`` bytes. ``sees``: a tower runs too.
+    in elements of ``itemsize`` bytes. ``sees``: a tower runs too. ``around``: what PEFT wraps the model in, though the
+    adapters are switched off.
 
     Linears, norms and adapters are modules of their own; stacked experts are one. PEFT's wrapper around a linear and
     the dropout of its adapter run before each. Norms stand after the linears of their layer here, and other modules
     without parameters before them, which moves little."""
     outer = model_weights(spec, adapter is None, adapter)
-    taken = 0
+    numbers = {True: count(1, 2), False: count(0, 2)}  # the base's are the same without adapters
     stretches = []
 
     def stretch(title: str, weights: list[Weight], before: int = 0, after: int = 0) -> Stretch:
-        nonlocal taken
         found: dict[str, list[tuple[int, int, str]]] = {}
         names = [{each.name for each in weights if each.trained is trained} for trained in (True, False)]
         copied = names[0] & names[1]  # beside the trained copy nobody runs the weight itself (``modules_to_save``)
         for weight in weights:
             if weight.trained or weight.name not in copied:
+                number = next(numbers[".lora_" in weight.name])
                 found.setdefault(module_of(weight), []).append(
-                    (taken, weight.packed(base, itemsize).elements, weight.name)
+                    (number, weight.packed(base, itemsize).elements, weight.name)
                 )
-                taken += 1
         wrapped = {name for name in found if name in copied or name + A in found or name.endswith(A)}
+        wrapped |= {name for name in found if around is not None and name.rpartition(".")[2] in around.targets}
         modules, reads = [EMPTY] * before, [NOTHING] * before
         for name, parameters in found.items():
             modules += [EMPTY] * (name in wrapped)
@@ -59,7 +67,8 @@ def forward_of(
         return Stretch(title, (*modules, *rest), (*reads, *(NOTHING,) * after))
 
     seen = [w for w in outer if w.unit == "embedding" or (sees and w.unit == "vision") for _ in range(w.copies)]
-    stretches.append(stretch("embedding", seen, 2, 1))
+    callers = 2 + (adapter is not None or around is not None)
+    stretches.append(stretch("embedding", seen, callers, 1))
     index = 0
     for run in spec.runs:
         own = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
@@ -69,7 +78,7 @@ def forward_of(
     stretches.append(stretch("final-norm", [w for w in outer if w.unit == "norm"]))
     head = stretch("head", [w for w in outer if w.unit == "head"])
     if spec.head_is_tied and seen:
-        table = Module(stretches[0].modules[2].parameters[:1])
+        table = Module(stretches[0].modules[callers].parameters[:1])
         head = head._replace(modules=(table, *head.modules), reads=(NOTHING, *head.reads))
     stretches.append(head)
     return tuple(stretches)
@@ -82,12 +91,13 @@ def order_of(
     base: Quantised | None,
     itemsize: int,
     sees: bool,
+    around: Adapter | None,
     back: BackwardOrder,
     watched: tuple[tuple[tuple[bool, str], ...], ...],
 ) -> Order:
     """Half a pass: its forward (``back``: None), or its backward. ``watched``: of each layer, in which order its
     parameters are read then, where that is known."""
-    stretches: Iterable[Stretch] = forward_of(spec, adapter, base, itemsize, sees=sees)
+    stretches: Iterable[Stretch] = forward_of(spec, adapter, base, itemsize, sees=sees, around=around)
     if back is not None:
         recomputed, reached = back
         stretches = (

@@ -145,7 +145,7 @@ def figures_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage])
     for engine in {engine_of(recipe, traced.plan.name): None for traced, _ in passes}:
         halves = [
             tuple(
-                _half(*stage)
+                _half(*stage, recipe.adapter if not engine else None)
                 for stage in each
                 if stage[1] != "loss" and engine_of(recipe, stage[0].plan.name) == engine
             )
@@ -155,11 +155,12 @@ def figures_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage])
     return found
 
 
-def _half(traced: TracedPass, point: str) -> Half:
+def _half(traced: TracedPass, point: str, wraps: Adapter | None) -> Half:
     plan = traced.plan
+    around = wraps if plan.mode.adapter is None else None
     back = (plan.style in ("checkpoint", "reentrant"), plan.embedding_trained) if point == "backward" else None
     watched = tuple(tuple(layer.uses[point == "backward"]) for layer in traced.layers)
-    order = order_of(*_stored(traced), plan.images is not None, back, watched)
+    order = order_of(*_stored(traced), plan.images is not None, around, back, watched)
     return plan.name, point == "forward", order
 
 
