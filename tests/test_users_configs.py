@@ -198,3 +198,22 @@ def test_a_model_that_gpus_share_experts_of_is_asked_for_by_one_that_has_them() 
         "a.sh", "NPROC_PER_NODE=8 megatron sft --model /x/mine --max_length 512 --expert_model_parallel_size 8"
     )
     assert "--model Qwen/Qwen3-30B-A3B" in found.hint
+
+
+def test_a_tokenizer_of_somebodys_own_may_have_more_tokens() -> None:
+    own = LLAVA.replace("--version plain --", "").replace("Qwen/Qwen2.5-0.5B", "meta-llama/Llama-2-7b-hf")
+    for name, asks in (
+        ("own/Llama-2-7b-hf_hi_merged.model", True),
+        ("lmsys/vicuna-7b-v1.5", False),
+        ("Qwen/Qwen3-8B", True),
+    ):
+        found = checked("a.sh", f"{own} --tokenizer_name_or_path {name}", images=SQUARE)
+        assert ("tokenizer_name_or_path (model)" in found.text) is asks, name
+    assert "resize_embed_strategy (model)" in checked("b.sh", f"{own} --resize_embed_strategy mean", images=SQUARE).text
+
+
+def test_a_model_that_is_asked_for_sees_what_its_file_does() -> None:
+    script = "IMAGE_MAX_TOKEN_NUM=256 NPROC_PER_NODE=8 swift sft --max_length 512 --tuner_type lora --model"
+    found = checked("a.sh", f"{script} /x/mine")
+    assert "--model Qwen/Qwen2.5-VL-7B-Instruct" in found.hint
+    assert "sees no images" in checked("a.sh", f"{script} /x/mine", model="Qwen/Qwen2.5-0.5B").text

@@ -35,7 +35,7 @@ LITTLE = re.compile(
 """Names that speak of something else, whatever words are in them."""
 MODEL_NAMES = re.compile(
     r"model_(name|path)|pretrained|tower|(adapter|lora)\w*_(name|path|dir|checkpoint)"
-    r"|^(?!init|load|resume|save|class|loss)\w+_weights?_(path|file)$"
+    r"|^(?!init|load|resume|save|class|loss)\w+_weights?_(path|file)$|resize_\w*embed"
 )
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
-from memplan.frameworks.asking import MODEL, SUCH, model_hint, of_another_family
+from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, model_hint, of_another_family
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.hugging_face.towers import internvl_of
@@ -71,8 +71,9 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
         lora = draft.values.get("lora")
         targets = lora.get("targets") if isinstance(lora, Mapping) else None
         hint = question(name, targets, draft.unread, draft.options)
-        experts = int(draft.values.get("expert_parallel") or 1) > 1
-        raise NotKnown(f"{said}: {name[:80]} {why}", hint.replace(SUCH["model"], WITH_EXPERTS) if experts else hint)
+        such = WITH_EXPERTS if int(draft.values.get("expert_parallel") or 1) > 1 else SUCH["model"]
+        such = SEES_TOKENS.removeprefix("add ") if draft.values.get("images") else such
+        raise NotKnown(f"{said}: {name[:80]} {why}", hint.replace(SUCH["model"], such))
 
 
 WITH_EXPERTS = "--model Qwen/Qwen3-30B-A3B"

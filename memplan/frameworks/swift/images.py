@@ -5,6 +5,7 @@ Source: ms-swift 4.5 swift/template/templates/qwen.py, swift/arguments/base_args
 import re
 from collections.abc import Mapping
 
+from memplan.frameworks.asking import SEES_TOKENS
 from memplan.frameworks.base import Keys
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.image_bounds import fill_with_images, one_of_area, room_of
@@ -27,11 +28,14 @@ def read_images(keys: Keys, environment: Mapping[str, str], version: str) -> Non
     keys.skip("max_pixels", "max_image_size")
     draft, name = keys.draft, next((key for key in ("model", "load", "ckpt_dir") if keys.has(key)), "")
     model = draft.now("model")
+    bounded = "max_pixels" if keys.has("max_pixels") else name
+    if reads_text_alone(model) and "model" in draft.given and (said or tokens):
+        keys.warn(bounded, "the model that is given sees no images", "model", SEES_TOKENS)
     if "images" in draft.given or "images" in draft.values or reads_text_alone(model):
         return
     if not (said or tokens or may_see_images(model)):
         return
-    where = keys.settings.where("max_pixels" if keys.has("max_pixels") else name)
+    where = keys.settings.where(bounded)
     if version.startswith("2") and not said.isdigit():
         hint = "add --set images.per_example=1 --set images.width=448 --set images.height=448"
         draft.ask("images", where, "images stand in the sequence beyond max_length, and nothing bounds them", hint)
