@@ -209,6 +209,8 @@ def test_a_tokenizer_of_somebodys_own_may_have_more_tokens() -> None:
     ):
         found = checked("a.sh", f"{own} --tokenizer_name_or_path {name}", images=SQUARE)
         assert ("tokenizer_name_or_path (model)" in found.text) is asks, name
+    config = "base_model: meta-llama/Llama-2-7b-hf\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\n"
+    assert "tokenizer_config (model)" in checked("c.yaml", f"{config}tokenizer_config: own/tok\n").text
     assert "resize_embed_strategy (model)" in checked("b.sh", f"{own} --resize_embed_strategy mean", images=SQUARE).text
 
 

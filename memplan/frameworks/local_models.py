@@ -11,7 +11,8 @@ from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
 from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, model_hint, of_another_family
-from memplan.frameworks.documents import words
+from memplan.frameworks.base import Keys
+from memplan.frameworks.documents import is_template, words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.hugging_face.towers import internvl_of
 from memplan.models import load_model
@@ -164,6 +165,18 @@ def vocabulary_by_name(name: str) -> int:
     hub = plain if find_by_hub_id(plain) else _of_folder(plain)[0]
     known = find_by_hub_id(hub) if hub else None
     return load_model(known).vocab_size if known else 0
+
+
+def check_vocabulary(keys: Keys, model: str, names: Iterable[str]) -> None:
+    """A tokenizer that is none of the model's may have more tokens, and the embedding grows with it."""
+    last = model.rstrip("/").rpartition("/")[2]
+    for key in names:
+        said = keys.settings.values.get(key)
+        if not isinstance(said, str) or is_template(said) or said.rstrip("/").rpartition("/")[2] == last:
+            continue
+        mine, size = vocabulary_by_name(model), vocabulary_by_name(said)
+        if said and mine and (not size or size > mine):
+            keys.warn(key, "the vocabulary is counted as its checkpoint's", "model")
 
 
 @lru_cache(maxsize=256)

@@ -6,6 +6,7 @@ Source: axolotl 0.19 utils/schemas/config.py (check_auto_enable_lora_kernels, at
 from collections.abc import Mapping
 
 from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.local_models import check_vocabulary
 from memplan.frameworks.row_making import read_rows
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -33,6 +34,8 @@ def read_switches(keys: Keys, method: str) -> None:
     if keys.has("base_model_config") and keys.text("base_model_config") != keys.text("base_model"):
         keys.warn("base_model_config", "the model is counted by the config of base_model")
     keys.skip("base_model_config")
+    if "model" not in keys.draft.given:
+        check_vocabulary(keys, keys.text("base_model") or "", ("tokenizer_config",))
     attention = keys.draft.values.get("attention", "sdpa")
     if keys.flag("sample_packing") and keys.flag("sdpa_varlen") is False and attention == "sdpa":
         keys.put("padded", True, "sdpa_varlen")  # documents of a row are told apart by a 4-D mask

@@ -6,14 +6,13 @@ import re
 from typing import Any
 
 from memplan.frameworks.asking import MODEL, SEEING, SUCH
-from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import is_template
 from memplan.frameworks.draft import UNSET
 from memplan.frameworks.hugging_face.dialect import Dialect, read_adapter, read_kernels, read_lengths, read_quantisation
 from memplan.frameworks.hugging_face.dialect_names import HARMLESS, NAMES
 from memplan.frameworks.hugging_face.towers import PARTS, reads_text_alone, side_of, together
 from memplan.frameworks.image_bounds import SIDE, fill_with_images, one_of_area, room_of
-from memplan.frameworks.local_models import alike, vocabulary_by_name
+from memplan.frameworks.local_models import alike, check_vocabulary
 
 
 def read_dialect(dialect: Dialect) -> None:
@@ -187,18 +186,6 @@ def _sees(dialect: Dialect) -> str:
     return next((name for name in names if keys.has(name)), "")
 
 
-def _check_vocabulary(keys: Keys, model: str) -> None:
-    """A tokenizer that is none of the model's may have more tokens, and the embedding grows with it."""
-    last = model.rstrip("/").rpartition("/")[2]
-    for key in ("tokenizer_name_or_path", "tokenizer_name", "tokenizer_path"):
-        said = keys.settings.values.get(key)
-        if not isinstance(said, str) or is_template(said) or said.rstrip("/").rpartition("/")[2] == last:
-            continue
-        mine, size = vocabulary_by_name(model), vocabulary_by_name(said)
-        if said and mine and (not size or size > mine):
-            keys.warn(key, "the vocabulary is counted as its checkpoint's", "model")
-
-
 def read_model(dialect: Dialect) -> None:
     """``model``: by its name; with the tower that stands in a key of its own where the two together are known."""
     keys, names = dialect.keys, dialect.names("model")
@@ -229,7 +216,7 @@ def read_model(dialect: Dialect) -> None:
     elif name and not given:
         keys.put("model", words[0], name)
     if words[0] and not given:
-        _check_vocabulary(keys, words[0])
+        check_vocabulary(keys, words[0], ("tokenizer_name_or_path", "tokenizer_name", "tokenizer_path"))
     key = _sees(dialect)
     named = keys.draft.options.get("model") if given else key and (alike(words[0]) or words[0])
     blind = not pair and reads_text_alone(named)
