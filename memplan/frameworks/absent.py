@@ -8,47 +8,8 @@ from typing import NamedTuple
 from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.launch import launches
+from memplan.tables.texts import lines_of
 
-TABLE = r"""
-xtuner          $\bxtuner (chat|convert)
-NeMo            exp_manager trainer.devices | $examples/nlp/language_modeling/megatron_gpt | $\bnemo llm
-NeMo-Aligner    $examples/nlp/gpt/train_gpt_(sft|dpo|ppo|rm|reinforce)
-ColossalAI      $\bcolossalai run
-GPT-NeoX        pipe_parallel_size model_parallel_size | pipe-parallel-size | $\bdeepy\.py
-AutoTrain       task base_model project_name | $\bautotrain (llm|--)
-mergekit        merge_method | $\bmergekit-
-lm-eval         doc_to_text output_type | $\blm[_-]eval\b
-AReaL_before_0.3.1_(ReaLHF) exp_ctrl experiment_name | $training/main_(sft|\w*ppo)\.py .*allocation_mode
-fairseq         task criterion optimization | $\bfairseq-(hydra-)?train
-Levanter        trainer.num_train_steps model.type | $levanter\.main
-MaxText         base_emb_dim | base_num_decoder_layers | $MaxText[./]train
-OLMo            device_train_microbatch_size | global_train_batch_size device_train_batch_size
-OLMo-core       $olmo_core | $src/scripts/train/(\w+/)?OLMo
-prime-rl_before_0.1 model_name train.micro_bs
-nanotron        parallelism.tp tokens.micro_batch_size | $run_train\.py --config-file
-nanoGPT         $train\.py config/(train|finetune)_\w+\.py
-fsdp_qlora      $train\.py .*--train_type (custom_|bnb_|hqq_)?(full|q?lora|\w*dora)
-trlX            method.name train.seq_length
-Weights_&_Biases _wandb
-a_program's_own_parts_(Hydra) _target_
-SkyPilot        resources.accelerators run | resources run setup
-Beaker          budget tasks
-MosaicML        compute.gpus command | integrations command image
-Kubernetes      apiVersion kind metadata
-BLOOM/m4        $m4/training | $accelerate .*m4/
-SkyRL           $\bskyrl(_train|_agent|\.train|\.tx)\b
-align-anything  $\balign_anything\.trainers
-ROLL            $\bstart_\w*pipeline\.py
-oat             $-m oat\.
-Trinity-RFT     $\btrinity run
-torchtitan_with_configs_in_Python $\btorchtitan[./]train\b.* --config[ =]\w+( |$)
-EasyLM          $EasyLM\.models
-Alpa            $\balpa\.
-SageMaker       $\bsagemaker
-DeepSpeed's_own_engine  $--deepspeed_config | $--deepspeed($| --)
-"""
-"""A framework and its marks: alternatives, each of keys (nested ones with dots) that must all be there, or a pattern of
-a command's text behind ``$``."""
 OWN_KEYS = "give the job in memplan's own keys: memplan estimate MODEL --method … --batch-size … --sequence-length …"
 WEAK = frozenset({"transformers", "trl", "memplan", "accelerate", "deepspeed"})
 """Readers whose marks other frameworks' files have too."""
@@ -70,7 +31,7 @@ class Absent(NamedTuple):
 
 
 def _rows() -> tuple[Absent, ...]:
-    lines = [line.split(None, 1) for line in TABLE.strip().split("\n")]
+    lines = [line.split(None, 1) for line in lines_of(__file__)]
     return tuple(
         Absent(name.replace("_", " "), tuple(each.strip() for each in marks.split(" | "))) for name, marks in lines
     )

@@ -1,42 +1,14 @@
 """What a file leaves open, in one sentence that is typed: every option that is missing, or every variable."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from memplan.spec.reading import Unread
+from memplan.tables.texts import texts_by_name
 from memplan.units import words_of
 
-SUCH: Mapping[str, str] = {
-    "model": "--model Qwen/Qwen2.5-7B",
-    "method": "--method sft",
-    "lora": "--lora-r 16 --lora-targets all-linear",
-    "lora.r": "--lora-r 16",
-    "lora.targets": "--lora-targets all-linear",
-    "quantization": "--quantization none",
-    "precision": "--precision bf16",
-    "batch_size": "--batch-size 1",
-    "eval_batch_size": "--eval-batch-size 8",
-    "evaluation": "--set evaluation.keeps_logits=true --set evaluation.examples=100",
-    "sequence_length": "--sequence-length 2048",
-    "completion_length": "--completion-length 512",
-    "gradient_checkpointing": "--gradient-checkpointing",
-    "optimizer": "--optimizer adamw",
-    "attention": "--attention sdpa",
-    "loss_head": "--loss-head fused",
-    "reference": "--reference resident",
-    "sharding": "--sharding zero2",
-    "num_gpus": "--num-gpus 8",
-    "images": "--set images.per_example=1 --set images.width=448 --set images.height=448",
-    "rollout.sleep": "--set rollout.sleep=1",
-    "rollout.max_num_batched_tokens": "--set rollout.max_num_batched_tokens=8192",
-    "rollout.max_num_seqs": "--set rollout.max_num_seqs=256",
-    "rollout.max_model_len": "--set rollout.max_model_len=4096",
-    "rollout.group_size": "--set rollout.group_size=8",
-    "rollout.tensor_parallel": "--set rollout.tensor_parallel=1",
-    "rollout.gpu_memory_utilization": "--set rollout.gpu_memory_utilization=0.5",
-    "rollout.mem_fraction_static": "--set rollout.mem_fraction_static=0.5",
-}
+SUCH = texts_by_name(__file__)
 """A job's key -> the options that say it, with values to be changed; in the order in which they are typed."""
 KEEPS_LOGITS = "compute_metrics keeps the logits of all examples on the card, and how many there are is in the data"
 SET = "set it: "

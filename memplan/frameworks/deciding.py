@@ -4,28 +4,9 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-SUBJECTS: Mapping[str, str] = {
-    "engine": r"vllm|sglang|rollout|gpu_memory_utilization|mem_fraction",
-    "adapters": r"(?<!xp)lora|adapter|peft|dora|galore|badam|lisa|tuner|finetuning_type|prefix_tuning|prompt_tuning"
-    r"|ia3",
-    "quantisation": r"quant(?!ile)|4bit|8bit|bits$|nf4|gptq|awq|fp8|fp4|hqq|int4|int8",
-    "freezing": r"fr[eo]ez|trainable|tunable|^tune_|_tune$|only_optimi[sz]e",
-    "checkpointing": r"grad\w*_checkpoint|activation_(checkpoint|offload|ckpt)|recompute|remat|grad_ckpt",
-    "precision": r"bf16|fp16|fp32|bfloat16|float16|(^|_)half(_|$)|dtype|precision|(^|_)amp$|tf32_weights",
-    "batch": r"batch|(^|_)(bsz|mbs|gbs|bs)$",
-    "parallelism": r"parallel|zero_?(stage|opt|[0123])|^zero|fsdp|deepspeed|shard|offload|ulysses|^ds_|megatron"
-    r"|(^|_)(tp|pp|cp|ep|dp|sp|vpp|etp)(_|$)",
-    "lengths": r"(max|min|cutoff|seq|sequence|block|context|prompt|completion|response)\w*_(len|length|tokens|size)$"
-    r"|seq_?len|cutoff_len|pixels|max_\w*patch|image_size|num_images|packing$|pack_",
-    "processes": r"(num|n)_gpus|nproc|num_processes|nnodes|num_nodes|gpus_per|num_machines|world_size",
-    "method": r"loss_?type|rlhf|train(ing)?_(stage|method|type|mode)$|^stage$|objective|adv_estimator|^method$",
-    "attention": r"attn|attention|flash|sdpa|kernel|liger|xformers|unsloth",
-    "optimizer": r"^optim(?!_\w*beta)|optim(izer)?$|adam_8bit|paged|master_weight",
-    "model": r"model_(name|path|type|id|size|family)|pretrained|hidden_size|num_(hidden_)?layers|vocab_size|backbone"
-    r"|tower|resize_\w*embed|expert|_weights?_(path|file)$|hidden_dim|dim_multiplier|multiple_of$",
-    "loss": r"logits|cross_entropy|ce_loss|loss_(chunk|fn|func|impl)|fused_\w*loss|lm_head|distill|teacher"
-    r"|label_smooth",
-}
+from memplan.tables.texts import texts_by_name
+
+SUBJECTS = {subject: pattern.replace(" ", "") for subject, pattern in texts_by_name(__file__).items()}
 """Patterns of names by subject, looked for in this order."""
 LITTLE = re.compile(
     r"^(eval|save|log|logging|hub|wandb|report|data|dataset|dataloader|tokenizer|lr|learning|warmup|seed|push|test|val)_"

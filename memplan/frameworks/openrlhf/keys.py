@@ -6,7 +6,7 @@ Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray
 from typing import Any
 
 from memplan.frameworks.documents import words
-from memplan.tables.texts import parts_of, settings_in
+from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.units import pairs_of, words_of
 
 _PARTS = parts_of(__file__)
@@ -43,16 +43,7 @@ OF_THE_ACTOR = (
     "model.gradient_checkpointing_enable",
     "model.gradient_checkpointing_reentrant",
 )
-NOT_MODELLED = {
-    "ds.tensor_parallel_size": "DeepSpeed's tensor parallelism is not modelled",
-    "ds.deepcompile": "is not modelled",
-    "model.compute_fp32_loss_enable": "scores are counted in the model's dtype",
-    "critic.optim": "the critic's optimizer is counted as the policy's",
-    "train.full_determinism_enable": "deterministic kernels need more scratch memory, which is not counted",
-    "ds.experts_implementation": "experts are counted as transformers runs them by itself",
-    "pretrain_data": "the loss of pretraining data beside the policy's is not counted",
-    "actor.freeze_visual_encoder": "the vision tower is counted as trained",
-}
+NOT_MODELLED = rows_of(_PARTS["not-modelled"])
 HARMLESS = words(_PARTS["harmless"])
 FAMILIES = words_of(
     """ckpt. logger. eval. data. adam. muon. vllm. algo. rollout. reward. actor.adam. actor.muon. critic.adam.

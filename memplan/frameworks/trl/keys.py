@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.frameworks.documents import words
 from memplan.tables.texts import parts_of, rows_of
+from memplan.units import by_word
 
 _PARTS = parts_of(__file__)
 
@@ -15,19 +16,7 @@ NOT_MODELLED = ("xpo", "nash", "bco", "tpo", "prm", "gold", "sdft", "sdpo", "ssd
 
 METHOD_KEYS = {method: tuple(names.split()) for method, names in rows_of(_PARTS["method-keys"]).items()}
 """Arguments that only one trainer has."""
-LOSSES: dict[str, str] = {
-    **dict.fromkeys(("nll", "chunked_nll", "dft"), "sft"),
-    **dict.fromkeys(
-        words(
-            """sigmoid hinge exo_pair nca_pair robust bco_pair sppo_hard aot aot_pair aot_unpaired discopop apo_zero
-            apo_down sigmoid_norm"""
-        ),
-        "dpo",
-    ),
-    **dict.fromkeys(("kto", "apo_zero_unpaired"), "kto"),
-    **dict.fromkeys(("simpo", "alphapo"), "simpo"),
-    **dict.fromkeys(("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"), "grpo"),
-}
+LOSSES = by_word(rows_of(_PARTS["losses"]))
 """``loss_type`` -> the trainer that has it; ipo is DPO's and CPO's."""
 KNOWN_LOSSES = {*LOSSES, *words("ipo sft kto_pair gspo none None")}
 """With those that several trainers have, or had."""
