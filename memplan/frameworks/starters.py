@@ -83,8 +83,9 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
         if "Trainer" in text and ".train(" in text and not TRIAL.search(os.path.basename(name))
     ]
     yield from ((name, "") for name, text in programs if here.name in text)
-    keys = set(_KEY.findall(here.read_text(encoding="utf-8", errors="replace")[:MOST_OF_A_DOOR]))
-    shared = {name: len(keys & set(_WORD.findall(text))) for name, text in programs if _TAKES.search(text)}
+    taking = [(name, set(_WORD.findall(text))) for name, text in programs if _TAKES.search(text)]
+    keys = set(_KEY.findall(here.read_text(encoding="utf-8", errors="replace")[:MOST_OF_A_DOOR])) if taking else set()
+    shared = {name: len(keys & words) for name, words in taking}
     yield from ((name, f"python {name} --config {here}") for name, n in shared.items() if n == max(shared.values()))
 
 
