@@ -21,7 +21,7 @@ from memplan.frameworks.documents import (
     is_template,
     open_document,
 )
-from memplan.frameworks.sourced import project_of
+from memplan.frameworks.sourced import MAX_BYTES, project_of
 
 if TYPE_CHECKING:
     from memplan.frameworks.draft import Draft
@@ -130,7 +130,7 @@ def trains_nothing(path: str, program: str) -> bool:
     """Whether a program that lies here has the standard library and YAML alone, and starts no other."""
     name = program_at(path, program) if program else ""
     here = found_at(path, name) if name else None
-    if here is None:
+    if here is None or here.stat().st_size > MAX_BYTES:
         return False
     text = here.read_text("utf-8", "replace")
     names = (part.split()[0] for found in _IMPORTS.findall(text) for part in "".join(found).split(",") if part.strip())
