@@ -1,10 +1,12 @@
 """Proves that an evaluation stands beside the states of the step, and changes nothing of the step."""
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
 from memplan.api import estimate
+from memplan.engine.allocator.events import step_events
 from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report, peak
@@ -97,3 +99,21 @@ def test_what_is_not_modelled_is_refused(keys: dict[str, Any], words: str) -> No
     with pytest.raises(InvalidJob) as refused:
         resolve(read_job(job(eval_batch_size=4, **keys)))
     assert refused.value.message.startswith(words)
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_an_evaluation_finds_the_parts_that_the_batch_before_left(method: str) -> None:
+    """FSDP2 resharding to a number: no backward frees what a forward leaves of each layer; the play has the same."""
+    keys = {"num_gpus": 16, "sharding": "fsdp2", "eval_batch_size": 1, "method": method, "model": "llama-3.2-1b"}
+    most = {
+        number: max(
+            size for name, size in figures(**keys, reshard_after_forward=number).items() if name.startswith(EVALUATION)
+        )
+        for number in (4, True)
+    }
+    events = step_events(resolve(read_job(job(**keys, reshard_after_forward=4))))
+    assert events is not None
+    begin = next(at for at, name in events.marks if name.startswith(EVALUATION) and at >= events.start)
+    sizes = events.sizes
+    assert sum(sizes[:begin]) + max(accumulate(sizes[begin:])) == pytest.approx(most[4], rel=1e-3)
+    assert most[4] > most[True]

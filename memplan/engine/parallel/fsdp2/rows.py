@@ -122,7 +122,8 @@ def _enter_forwards(ledger: Ledger, recipe: Recipe, weights: list[Weight], passe
                 _enter_root_of_pass(ledger, policy, traced, f"{traced.plan.name}.gather")
             root = policy.root if leaves or f"{traced.plan.name}.gather" == opens else NOTHING
             enter_first_gather(ledger, policy._replace(root=root), traced, f"{traced.plan.name}.gather")
-            enter_forward(ledger, recipe, policy, traced, there=False)
+            left = policy.reshards and policy.resharding is not True  # by the batch before
+            enter_forward(ledger, recipe, policy, traced, left)
         else:
             _enter_reference(ledger, recipe, traced, None)
 
