@@ -4,30 +4,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks.base import Keys
+from memplan.units import pairs_of
 
 TORCHAO = ("torchao.optim", "torchao.prototype.low_bit_optim")
 CLASSES: dict[str, tuple[str, str]] = {
-    "torch.optim.AdamW": ("adamw", ""),
-    "torch.optim.Adam": ("adamw", ""),
-    "torch.optim.SGD": ("sgd", ""),
-    "torch.optim.Adafactor": ("adafactor", ""),
-    "torch.optim.Muon": ("muon", ""),
-    "bitsandbytes.optim.AdamW": ("adamw", "bitsandbytes"),
-    "bitsandbytes.optim.Adam": ("adamw", "bitsandbytes"),
-    "bitsandbytes.optim.AdamW8bit": ("adamw-8bit", ""),
-    "bitsandbytes.optim.Adam8bit": ("adamw-8bit", ""),
-    "bitsandbytes.optim.PagedAdamW": ("paged-adamw", ""),
-    "bitsandbytes.optim.PagedAdam": ("paged-adamw", ""),
-    "bitsandbytes.optim.PagedAdamW8bit": ("paged-adamw-8bit", ""),
-    "bitsandbytes.optim.PagedAdam8bit": ("paged-adamw-8bit", ""),
-    "bitsandbytes.optim.Lion8bit": ("lion-8bit", ""),
-    "bitsandbytes.optim.PagedLion8bit": ("paged-lion-8bit", ""),
-    **{
-        f"{place}.{name}": (word, "torchao" if word == "adamw-8bit" else "")
-        for place in TORCHAO
-        for name, word in (("AdamW8bit", "adamw-8bit"), ("AdamW4bit", "adamw-4bit"), ("AdamWFp8", "adamw-fp8"))
-    },
-    **{f"{place}._AdamW": ("adamw", "") for place in TORCHAO},
+    path: (word, library)
+    for path, found in pairs_of(
+        """torch.optim.AdamW=adamw torch.optim.Adam=adamw torch.optim.SGD=sgd torch.optim.Adafactor=adafactor
+        torch.optim.Muon=muon bitsandbytes.optim.AdamW=adamw,bitsandbytes bitsandbytes.optim.Adam=adamw,bitsandbytes
+        bitsandbytes.optim.AdamW8bit=adamw-8bit bitsandbytes.optim.Adam8bit=adamw-8bit
+        bitsandbytes.optim.PagedAdamW=paged-adamw bitsandbytes.optim.PagedAdam=paged-adamw
+        bitsandbytes.optim.PagedAdamW8bit=paged-adamw-8bit bitsandbytes.optim.PagedAdam8bit=paged-adamw-8bit
+        bitsandbytes.optim.Lion8bit=lion-8bit bitsandbytes.optim.PagedLion8bit=paged-lion-8bit"""
+    ).items()
+    for word, _, library in [found.partition(",")]
+} | {
+    f"{place}.{name}": (word, "torchao" if word == "adamw-8bit" else "")
+    for place in TORCHAO
+    for name, word in pairs_of("AdamW8bit=adamw-8bit AdamW4bit=adamw-4bit AdamWFp8=adamw-fp8 _AdamW=adamw").items()
 }
 """Class -> the job's word, and the library where there are several. bitsandbytes' AdamW and AdamW32bit keep fp32;
 torchao's ``_AdamW`` keeps states of the weight's dtype, and steps on one weight at a time."""

@@ -11,7 +11,7 @@ from typing import Any
 from memplan.frameworks.documents import words
 from memplan.frameworks.verl.forks import in_copy
 from memplan.frameworks.verl.source import ENGINE, RL, SFT, Given
-from memplan.tables.texts import words_by_part
+from memplan.tables.texts import settings_in, words_by_part
 from memplan.tables.trainer import version_key
 
 NEWEST = {RL: "0.9", ENGINE: "0.9", SFT: "0.7"}
@@ -25,27 +25,13 @@ ENDED: Mapping[str, str] = {"actor.fsdp_config.grad_offload": "0.2", "critic.mod
                             "trainer.use_legacy_worker_impl": "0.7"}  # fmt: skip
 """The last version that has a setting."""
 CHANGED: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("0.8", {"critic.model.use_remove_padding": False}),
-    ("0.7", {"actor_rollout_ref.model.use_remove_padding": False}),
-    (
-        "0.4",
-        {
-            "actor_rollout_ref.actor.entropy_coeff": 0.001,
-            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4,
-            "model.strategy": "fsdp",
-            "model.enable_gradient_checkpointing": False,
-        },
-    ),
-    (
-        "0.2",
-        {
-            "actor_rollout_ref.actor.ppo_micro_batch_size": 64,
-            "critic.ppo_micro_batch_size": 64,
-            "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-            "critic.model.enable_gradient_checkpointing": False,
-        },
-    ),
-)
+    ("0.8", settings_in("critic.model.use_remove_padding=false")),
+    ("0.7", settings_in("actor_rollout_ref.model.use_remove_padding=false")),
+    ("0.4", settings_in("""actor_rollout_ref.actor.entropy_coeff=0.001 model.strategy=fsdp
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4 model.enable_gradient_checkpointing=false""")),
+    ("0.2", settings_in("""actor_rollout_ref.actor.ppo_micro_batch_size=64 critic.ppo_micro_batch_size=64
+    actor_rollout_ref.model.enable_gradient_checkpointing=false critic.model.enable_gradient_checkpointing=false""")),
+)  # fmt: skip
 """Defaults of the versions before each."""
 
 
