@@ -149,3 +149,29 @@ def test_modules_that_are_cast_beside_quantised_ones_are_counted_so() -> None:
     jobs = [checked("a.py", text.format(lines=lines, before="", trainer="Trainer", more="", evaluates="no"),
                     sequence_length=256, num_gpus=1).job for lines in ("", cast)]  # fmt: skip
     assert [each["kbit_upcast"] for each in jobs] == [False, True]
+
+
+def test_arguments_that_are_set_by_a_method_are_not_known() -> None:
+    text = PROGRAM.replace("trainer = ", "args.set_training(batch_size=64)\ntrainer = ").format(
+        lines="", before="", trainer="Trainer", more="", evaluates="no"
+    )
+    assert "batch_size is not known" in checked("a.py", text, sequence_length=256, num_gpus=1).text
+
+
+@pytest.mark.parametrize(("mixed", "found"), [("True", "yes"), ("False", "unclear")])
+def test_an_autocast_around_a_training_is_said(mixed: str, found: str) -> None:
+    text = PROGRAM.replace("trainer.train()", "with torch.autocast('cuda'):\n    trainer.train()")
+    text = text.replace("bf16=True", f"bf16={mixed}")
+    text = text.format(lines="", before="", trainer="Trainer", more="", evaluates="no")
+    assert checked("a.py", text, sequence_length=256, num_gpus=1).fits == found
+
+
+@pytest.mark.parametrize(("falls", "counted"), [("eager", "eager"), ("sdpa", "sdpa"), ("kernels/x", None)])
+def test_of_two_attentions_the_one_that_takes_more_is_counted(falls: str, counted: str | None) -> None:
+    tries = f"try:\n    import flash_attn\n    a = 'flash_attention_2'\nexcept ImportError:\n    a = '{falls}'"
+    text = PROGRAM.replace("dtype=torch.bfloat16", "dtype=torch.bfloat16, attn_implementation=a", 1)
+    text = text.format(lines="", before=tries, trainer="Trainer", more="", evaluates="no")
+    found = checked("a.py", text, sequence_length=256, num_gpus=1)
+    assert (found.job["attention"] if counted else None) == counted
+    assert found.fits == ("yes" if counted else "unclear")
+    assert (f"{falls} what needs the most is counted" in " ".join(found.warnings)) == bool(counted)

@@ -23,6 +23,7 @@ from memplan.frameworks.programs.values import (
     Ref,
     Thing,
     Unknown,
+    overlay,
     plain,
     root_of,
     truth,
@@ -132,6 +133,11 @@ def called(call: Call) -> None:
     if isinstance(owner, Thing) and owner.last in TRAINERS and name == "add_callback" and call.args:
         before = owner.values.get("callbacks")
         owner.set("callbacks", [*(before if type(before) is list else []), call.args[0]], call.place)
+    if isinstance(owner, Thing) and owner.last in TRAINERS and name == "train":
+        if any(isinstance(each, Thing) and each.last == "autocast" for each in call.run.within) and not _mixed(owner):
+            owner.set(f"{MARK}autocast", "an autocast of the program's own is around it", call.place)
+    elif isinstance(owner, Thing) and name.startswith("set_") and owner.last.endswith(("Arguments", "Config")):
+        overlay(owner.values, call.unknown())  # TrainingArguments.set_training(batch_size=64)
     if name == "requires_grad_" and call.get(0, "requires_grad", True) is not False and root_model(owner):
         trained(call.run, root_model(owner), call.place)  # type: ignore[arg-type]
     if (
@@ -152,6 +158,12 @@ def called(call: Call) -> None:
         )
     for each in found:
         each.set(f"{MARK}{name}", "what it does to the model is of the program's own", call.place)
+
+
+def _mixed(trainer: Thing) -> bool:
+    """Whether the trainer's own arguments run it under autocast."""
+    arguments = trainer.values.get("args")
+    return isinstance(arguments, Thing) and any(truth(arguments.values.get(key)) for key in ("bf16", "fp16"))
 
 
 def _of_library(call: Call) -> bool:

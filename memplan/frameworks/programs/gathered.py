@@ -22,6 +22,8 @@ _PARTS = parts_of(__file__)
 ASKS: Mapping[str, str] = rows_of(_PARTS["asks"])
 """A setting -> the job's key that an option gives in its place."""
 HINTS = {"lora": LORA, "precision": "add --precision, such as --precision bf16"}
+ATTENTION = ("flash_attention_3", "flash_attention_2", "sdpa", "eager")
+"""Implementations of attention, each of which takes no less than those before it."""
 LARGEST: Mapping[str, Any] = {
     **dict.fromkeys(
         words(
@@ -31,6 +33,7 @@ LARGEST: Mapping[str, Any] = {
         max,
     ),
     "gradient_checkpointing": min,
+    "attn_implementation": lambda several: max(several, key=ATTENTION.index),
 }
 """Settings that need the more memory the larger they are, or the less: of several values that one may have, which."""
 NO_BOUND = 1_000_000
@@ -150,8 +153,10 @@ class Gathered:
             self.values[key] = next(said, "steps")
             self.bounds["eval_batch_size"] = f"{place}: {key} {verb(unknown)}: an evaluation is counted"
             return True
-        kind = bool if key == "gradient_checkpointing" else int
+        kind = {"gradient_checkpointing": bool, "attn_implementation": str}.get(key, int)
         if key not in LARGEST or not unknown.either or any(type(each) is not kind for each in unknown.either):
+            return False
+        if kind is str and not set(unknown.either) <= set(ATTENTION):
             return False
         self.values[key] = LARGEST[key](unknown.either)
         several = " and ".join(dict.fromkeys(str(each).lower() for each in unknown.either))
@@ -163,6 +168,8 @@ class Gathered:
         for key, why in self.bounds.items():
             if key in draft.origins:
                 draft.origins[key] = Origin(ASSUMED, why)
+            if key in ("attention", "gradient_checkpointing"):  # of which nobody says what was assumed
+                draft.remarks.append(why)
 
 
 def described(value: Any) -> str:

@@ -27,6 +27,8 @@ class Statements(Expressions):
     """Whether a condition that ends a function is taken not to be met: data that is not here where it is read."""
     globals: Frame
     steps: int
+    within: tuple[Any, ...] = ()
+    """Contexts of ``with`` around the statement."""
 
     def put(self, owner: Any, name: str, value: Any, place: Place) -> None:
         """``owner.name = value``."""
@@ -166,17 +168,31 @@ class Statements(Expressions):
         self.loops -= 1
 
     def _with(self, node: ast.With, frame: Frame) -> int:
+        around = self.within
         for item in node.items:
             value = self.evaluate(item.context_expr, frame)
+            self.within = (*self.within, value)
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, value, frame)
-        return self.block(node.body, frame)
+        ended = self.block(node.body, frame)
+        self.within = around
+        return ended
 
     _asyncwith = _with
 
     def _try(self, node: ast.Try, frame: Frame) -> int:
         ended = self.block(node.body, frame) or self.block(node.orelse, frame)
+        self._or_else(node, frame)
         return self.block(node.finalbody, frame) or ended
+
+    def _or_else(self, node: ast.Try, frame: Frame) -> None:
+        """Words that a name has where the body fails: ``attn = "eager"`` where flash-attn is not installed."""
+        for each in (each for handler in node.handlers for each in handler.body if isinstance(each, ast.Assign)):
+            name = getattr(each.targets[0], "id", "")
+            before, other = frame.names.get(name), getattr(each.value, "value", None)
+            if isinstance(before, str) and isinstance(other, str) and before != other:
+                text = f"depends on {written(node.body[0])}"
+                frame.names[name] = joined([before, other], text, self.place(each))
 
     _trystar = _try
 
