@@ -78,6 +78,8 @@ def _part(model: Thing, owner: Any, name: str, value: Any, place: Place) -> None
     harmless = NONE["config"] if path[0] == "config" else NONE["model"] | READ
     if path[0] == "generation_config" or name in harmless or value is None or truth(value) is False:
         return
+    if path[0] == "each" and not _callable(value):
+        return  # a module's own number or name
     model.set(f"{MARK}{'.'.join(path)}", "a part of the program's own is in its place", place)
 
 
