@@ -23,19 +23,24 @@ def keep_within(folders: Iterable[str]) -> None:
     downloads = os.path.realpath(downloads_dir())
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event not in READS + CHANGES or not isinstance(arguments[0], (str, bytes, os.PathLike)):
+        path, changes = touched(event, arguments)
+        if not path or is_in(path, downloads) or path == os.devnull:
             return
-        path = os.path.realpath(os.fsdecode(arguments[0]))
-        if is_in(path, downloads) or path == os.devnull:
-            return
-        flags = arguments[2] if event == "open" else 0
-        compiled = "__pycache__" in path and any(is_in(path, place) for place in own)
-        if (event in CHANGES or (isinstance(flags, int) and flags & WRITES)) and not compiled:
+        if changes and not ("__pycache__" in path and any(is_in(path, place) for place in own)):
             raise PermissionError(13, "nothing is written for an agent", path)
         if not any(is_in(path, root) for root in roots):
             raise PermissionError(13, "outside the folders that memplan mcp was given", path)
 
     sys.addaudithook(hook)
+
+
+def touched(event: str, arguments: tuple[object, ...]) -> tuple[str, bool]:
+    """The file that an event is about, and whether it is changed; empty for another event, or a descriptor's."""
+    if event not in READS + CHANGES or not isinstance(arguments[0], (str, bytes, os.PathLike)):
+        return "", False
+    flags = arguments[2] if event == "open" else 0
+    changes = event in CHANGES or (isinstance(flags, int) and bool(flags & WRITES))
+    return os.path.realpath(os.fsdecode(arguments[0])), changes
 
 
 def is_in(path: str, root: str) -> bool:

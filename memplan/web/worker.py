@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from memplan.mcp.within import CHANGES, READ_ANYWAY, READS, WRITES, downloads_dir, is_in, own_places
+from memplan.mcp.within import READ_ANYWAY, downloads_dir, is_in, own_places, touched
 
 PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from memplan.web.worker import main; main()"
 """What ``python -c`` runs of it: without the working directory among the places to import from."""
@@ -59,14 +59,9 @@ def keep_alone(folder: str, hub: bool) -> None:
             raise PermissionError(1, "no program is started for a request")
         if event in OUTWARD and not hub:
             raise PermissionError(1, "no network for a request")
-        if event not in READS + CHANGES or not isinstance(arguments[0], (str, bytes, os.PathLike)):
-            return
-        path = os.path.realpath(os.fsdecode(arguments[0]))
-        flags = arguments[2] if event == "open" else 0
-        changes = event in CHANGES or (isinstance(flags, int) and bool(flags & WRITES))
-        if changes and "__pycache__" in path:
-            changes = False
-        if not any(is_in(path, root) for root in (writable if changes else readable)):
+        path, changes = touched(event, arguments)
+        allowed = writable if changes and "__pycache__" not in path else readable
+        if path and not any(is_in(path, root) for root in allowed):
             raise PermissionError(13, "no file of this machine is opened for a request")
 
     sys.addaudithook(hook)
