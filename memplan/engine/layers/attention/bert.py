@@ -1,15 +1,13 @@
 """Attention of encoders (BERT and its kin, ModernBERT) as programs on the tape, in the order of transformers 5.23."""
 
-from memplan.engine.layers.attention.eager import scores_of
-from memplan.engine.layers.attention.older_classes import PROBABILITIES, QKV, SCORES, Mixed, batched, dims, projected
+from memplan.engine.layers.attention.eager import scores_of, weighted
+from memplan.engine.layers.attention.older_classes import QKV, SCORES, Mixed, batched, dims, projected
 from memplan.engine.layers.attention.sdpa import sdpa
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.rotary import rotated_half
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.spec.parts import Attention
-
-OUTPUT = "attention output"
 
 
 def bert(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
@@ -38,14 +36,10 @@ def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, wide: bool
     weights = ops.scale(tape, weights, SCORES)
     if p.mode.padded or (mixer.window is not None and p.length >= mixer.window):
         weights = ops.scale(tape, weights, "masked scores", shares_gradient=True)
-    to_fp32 = wide or tape.autocast > 0
-    weights = ops.softmax(tape, weights, PROBABILITIES, to_fp32, p.mode.numerics.half_to_float)
-    if wide:
-        weights = ops.cast(tape, weights, before, PROBABILITIES)
-    if mixer.dropout:
-        weights = ops.dropout(tape, weights, PROBABILITIES)
-    out = ops.matmul(tape, weights, batched(p, v), dims(p, mixer)[0], OUTPUT)
-    return ops.copy(tape, out, OUTPUT), weights
+    held = [weights]
+    del weights  # rebound by softmax
+    size, copied, to_fp32 = before if wide else 0, QKV if p.rows > 1 else "", wide or tape.autocast > 0
+    return weighted(p, held, v, dims(p, mixer)[0], size, mixer.dropout, copied, wide=to_fp32)
 
 
 def modernbert(p: Pass, mixer: Attention, x: Tensor) -> Mixed:

@@ -1,6 +1,7 @@
 """Attention of newer classes: GPT-OSS, Qwen3-Next, Llama 4, Gemma 4 (transformers 5.23 ``modeling_<type>.py``)."""
 
 from memplan.engine.layers.attention.eager import masked, repeat_kv, scores_of
+from memplan.engine.layers.attention.older_classes import dims, projected
 from memplan.engine.layers.attention.softmax import core
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import subtract
@@ -19,11 +20,8 @@ def sink_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tensor
     """GPT-OSS: projections, two half rotations joined, scores with a sink, output projection; in eager form alone.
 
     A sink is a learned logit beside the scores of each head; the softmax runs in the model's own dtype."""
-    heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
-    q_dim, kv_dim = p.dim("q", heads * head_dim), p.dim("kv", kv_heads * head_dim)
-    q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
-    k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
-    v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
+    q_dim, kv_dim = dims(p, mixer)
+    q, k, v = projected(p, mixer, x)
     q, k = _turned(p, q, q_dim), _turned(p, k, kv_dim)
     out, weights = _with_sinks(p, mixer, q, k, v, q_dim)
     return project(p, out, mixer.linears[3], "h", "attention projection"), weights
@@ -100,15 +98,12 @@ def llama4_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Tens
     """``Llama4TextAttention.forward``, whose result is a local of the layer until that returns.
 
     q and k turned as complex numbers and normalised without weights, or neither, queries scaled by position."""
-    heads, kv_heads, head_dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
-    q_dim = p.dim("q", heads * head_dim)
-    q = project(p, x, mixer.linears[0], "q", "queries, keys, values")
-    k = project(p, x, mixer.linears[1], "kv", "queries, keys, values")
-    v = project(p, x, mixer.linears[2], "kv", "queries, keys, values")
+    q_dim, _ = dims(p, mixer)
+    q, k, v = projected(p, mixer, x)
     if mixer.rotary != "none":
         q, k = turned(p, q, k)
     if mixer.unweighted_norms:
-        q, k = normalised(p, q, "H", heads), normalised(p, k, "K", kv_heads)
+        q, k = normalised(p, q, "H", mixer.num_heads), normalised(p, k, "K", mixer.num_kv_heads)
     if mixer.scaled_queries:
         q = scaled(p, q)
     out, weights = core(p, mixer, q, k, v, q_dim)
