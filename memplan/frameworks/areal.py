@@ -269,7 +269,7 @@ def _close(keys: Keys) -> None:
             keys.warn(key, "is not modelled", decides)
     strange = [key for key in keys.settings.values if key.partition(".")[0] not in GROUPS]
     for key in [each for each in strange if SEVERAL.fullmatch(each) and keys.get(each) not in (1, None)]:
-        keys.warn(key, "several policies are counted as one", "model")
+        keys.warn(key, "several policies are counted as one: no setting of AReaL that is known", "model")
     if strange:
         names = ", ".join(sorted({key.partition(".")[0][:40] for key in strange})[:6])
         remark = f"{keys.settings.where(strange[0])}: no settings of AReaL that are known, and not counted: {names}"
