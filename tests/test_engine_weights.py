@@ -161,3 +161,9 @@ def test_experts_without_a_gate_are_padded_where_their_scales_are_swizzled() -> 
     assert after - before == pytest.approx(padded, rel=0.15)
     gated = engine("qwen3-30b-a3b", "0.20.1", quantization="nvfp4")
     assert weights_bytes(gated, find_gpu("rtx-5090-32gb")) == weights_bytes(gated, find_gpu("h100-80gb"))
+
+
+def test_experts_in_gptq_are_without_the_order_of_their_inputs() -> None:
+    """15.6841 GiB on a 3090 (github.com/vllm-project/vllm/issues/17327)."""
+    found = weights_bytes(engine("qwen3-30b-a3b", "0.8.5", quantization="gptq"))
+    assert found == pytest.approx(15.6841 * 2**30, rel=0.0005)

@@ -75,9 +75,17 @@ def rollout(found: JobInput) -> dict[str, Any]:
         (
             f"{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.gpu_memory_utilization=0.7 {V}rollout.max_num_seqs=512 "
             f"{V}rollout.tensor_model_parallel_size=4 {V}rollout.free_cache_engine=False {V}rollout.enforce_eager=True "
-            f"+{V}rollout.engine_kwargs.vllm.kv_cache_dtype=fp8",
-            {"engine": "vllm", "gpu_memory_utilization": 0.7, "max_num_seqs": 512, "tensor_parallel": 4,
-             "sleep": "none", "enforce_eager": True, "kv_dtype": "fp8"},
+            f"+{V}rollout.engine_kwargs.vllm.kv_cache_dtype=fp8",  # verl 0.5 gives its engine no max_num_seqs
+            {"engine": "vllm", "gpu_memory_utilization": 0.7, "tensor_parallel": 4, "sleep": "none",
+             "enforce_eager": True, "kv_dtype": "fp8"},
+        ),
+        (
+            f"{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.max_num_seqs=512 {V}rollout.data_parallel_size=1",  # 0.6
+            {"engine": "vllm", "max_num_seqs": 512, "data_parallel": 1},
+        ),
+        (
+            f"{VERL.replace('ESTIMATOR', 'grpo')} +{V}rollout.engine_kwargs.vllm.max_num_seqs=64",
+            {"engine": "vllm", "max_num_seqs": 64},
         ),
         (
             VERL.replace("ESTIMATOR", "grpo").replace("=vllm", "=sglang") + f"{V}rollout.gpu_memory_utilization=0.5",

@@ -32,7 +32,8 @@ TOGETHER = {
 NEVER_QUANTISED = ("wk", "weights_proj")
 """Of an indexer: they are one tensor in 16 bits, whatever the checkpoint has (vllm 0.20 deepseek_v2.py: Indexer)."""
 
-
+STACKED = {"gptq": "awq"}
+"""Of experts: their g_idx are emptied where no order is asked for (vllm 0.11 gptq_marlin.py: GPTQMarlinMoEMethod)."""
 MACHETE = 0, 19, 0
 """AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel)."""
 
@@ -186,7 +187,7 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
         for linears in joined(part.shared):
             packs = [spread and rank.quantises("mlp.shared_expert", linear.name) for linear in linears]
             found += together(_linear(linear, part, rank, 0, ranks, all(packs)) for linear in linears)
-        stacked = rank._replace(format="none") if "mlp.experts" in rank.plain else rank
+        stacked = rank._replace(format="none" if "mlp.experts" in rank.plain else STACKED.get(rank.format, rank.format))
         found += _experts(part.experts, stacked) if part.experts else ()
     return tuple(found)
 

@@ -61,7 +61,7 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
     if keys.framework.title == "EasyR1":  # its engine is in the workers' processes: vllm_rollout_spmd.py
         put(keys, "process", "same", key)
         put(keys, "sleep", "1", key)
-    read_fields(keys, FIELDS, ROLLOUT)
+    read_fields(keys, _passed_on(keys), ROLLOUT)
     if name in SHARE:
         read_fields(keys, {"gpu_memory_utilization": SHARE[name]}, ROLLOUT)
         _own(keys, name)
@@ -75,6 +75,18 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
         if keys.get(f"{ROLLOUT}{each}"):
             keys.warn(f"{ROLLOUT}{each}", "is not modelled", "engine")
     _offload(keys, at)
+
+
+def _passed_on(keys: Keys) -> dict[str, str]:
+    """What the engine is given: sequences at once from 0.6 on (verl 0.5 vllm_rollout/vllm_rollout_spmd.py: LLM)."""
+    key = f"{ROLLOUT}max_num_seqs"
+    if keys.framework.title == "verl" and version_key(keys.draft.facts["verl"]) >= version_key("0.6"):
+        return FIELDS
+    if keys.has(key):
+        title = "EasyR1" if keys.framework.title == "EasyR1" else "verl before 0.6"
+        why = f"{title} gives its engine no max_num_seqs: its own default counts"
+        keys.draft.remarks.append(f"{keys.settings.where(key)}: {why}")
+    return {each: field for each, field in FIELDS.items() if each != "max_num_seqs"}
 
 
 def _awake(keys: Keys, name: str) -> None:
