@@ -25,7 +25,7 @@ VALUES: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("attention", "flash"): ("flash_attention_2", "fa2", "flash", True, "flash_attn"),
     ("attention", "sdpa"): ("sdpa", True, "auto"),
     ("kernels", "liger"): (True, "liger", "liger_kernel"),
-    ("loss_head", "fused"): (True, "fused"),
+    ("loss_head", "fused"): (True, "fused", "auto"),
     ("loss_head", "chunked"): (True, "chunked", "chunked_nll"),
     ("optimizer", "adamw-8bit"): ("adamw_8bit", "adamw_bnb_8bit", "AdamW8bit", "bitsandbytes.optim.AdamW8bit"),
     ("optimizer_args", "torchao"): ("adamw_torch_8bit", "torchao.optim.AdamW8bit"),

@@ -44,3 +44,5 @@ def read_head(keys: Keys, method: str, newer: bool) -> None:
         keys.put("loss_head", "log-softmax", told or at)
         if not (told or usual or newer):
             keys.bound(at, "nothing tells the version: whole logits, as in 0.6, which take more", "loss", "loss_head")
+    elif method == "grpo" and told:
+        keys.put("loss_head", "fused", told)
