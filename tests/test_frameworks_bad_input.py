@@ -155,9 +155,12 @@ def test_nothing_is_opened_but_what_was_named(tmp_path: Path, monkeypatch: pytes
     import pathlib
     import socket
 
-    (tmp_path / "a.yaml").write_text(
-        TRL + "dataset_name: /etc/hosts\noutput_dir: /root\nchat_template_path: /etc/fstab\n"
-    )
+    for folder in (tmp_path / "first", tmp_path):  # what is loaded and installed is looked up with the first
+        folder.mkdir(exist_ok=True)
+        (folder / "a.yaml").write_text(
+            TRL + "dataset_name: /etc/hosts\noutput_dir: /root\nchat_template_path: /etc/fstab\n"
+        )
+    read_target(str(tmp_path / "first" / "a.yaml"), {})
     opened: list[str] = []
     real, real_path = builtins.open, pathlib.Path.open
 
@@ -175,7 +178,7 @@ def test_nothing_is_opened_but_what_was_named(tmp_path: Path, monkeypatch: pytes
     read_target(str(tmp_path / "a.yaml"), {})
     own = (str(Path(memplan.__file__).parent), str(presets_dir()))  # modules, and their tables
     others = [name for name in opened if not name.startswith(own) and not name.endswith((".py", ".pyc"))]
-    assert {*others} == {str(tmp_path / "a.yaml")}
+    assert others == [str(tmp_path / "a.yaml")]
 
 
 @pytest.mark.parametrize(
