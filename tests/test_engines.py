@@ -425,6 +425,7 @@ BAD = [
     ({"engine": "hf"}, "vllm or sglang"),
     ({"engine": "hf", "draft": "mtp"}, "vllm or sglang"),
     ({"pipeline_parallel": 100, "num_gpus": 100}, "use 1 to 28"),
+    ({"expert_parallel": 3, "tensor_parallel": 2, "data_parallel": 2, "num_gpus": 4}, "use 1 or 2 or 4"),
     ({"quantization": "fp8", "gpu": "v100-32gb"}, "newer card"),
 ]
 

@@ -51,6 +51,13 @@ def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = Fal
             _degrees(of, of.gpus // of.pipeline_parallel) if of.gpus >= of.pipeline_parallel else f"num_gpus: {each}",
             {"num_gpus": ranks * of.pipeline_parallel} if more else None,
         )
+    sharing = ranks * of.data_parallel
+    if sharing % of.expert_parallel:
+        raise InvalidJob(
+            f"rollout.expert_parallel: {of.expert_parallel} does not divide the {sharing} ranks that may share experts "
+            "(tensor_parallel × data_parallel)",
+            "use " + " or ".join(str(n) for n in range(1, sharing + 1) if sharing % n == 0),
+        )
     if what := indivisible(of.model, ranks, of.expert_parallel):
         raise InvalidJob(
             f"rollout.tensor_parallel: {ranks} does not divide {what} of {of.model.name}", _degrees(of, heads or ranks)
