@@ -35,6 +35,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 INSTEAD = {
     "unsloth": "memplan check SCRIPT.py reads a script of it; else use --trainer trl --lora --precision bf16, with "
     "--kernels unsloth; its engine of grpo is --set rollout.shared_weights=true",
+    "fp8": "products in fp8 are keys of their own: --set float8=tensorwise (torchao), or "
+    "--set megatron.fp8_format=hybrid (TransformerEngine)",
     "torchtitan": "memplan check CONFIG.toml reads its file; else use --trainer pytorch --sharding fsdp2",
     "deepspeed-chat": "memplan check SCRIPT.sh reads its commands; its loops are closest to pytorch, with a ZeRO stage",
     "lightning": "Lightning starts another's model: use pytorch for its loop, with sharding ddp, fsdp, fsdp2 or zero3",
