@@ -69,7 +69,8 @@ ROWS: list[tuple[str, str, str]] = [
     ("--trainer lightning", "trainer: unknown value 'lightning'", "Lightning starts another's model: use pytorch"),
     ("--trainer axolotl", "trainer: unknown value 'axolotl'", "Axolotl trains by the Hugging Face Trainer"),
     ("--quantization int4", "quantization: unknown value 'int4'", "known: none, nf4,"),
-    ("--dtype fp8", "dtype: unknown value 'fp8'", "known: bf16, fp16, fp32"),
+    ("--dtype fp8", "dtype: unknown value 'fp8'", "products in fp8 are keys of their own: --set float8=tensorwise"),
+    ("--dtype fp64", "dtype: unknown value 'fp64'", "known: bf16, fp16, fp32"),
 ]
 """Errors of numbers, cards, LoRA and other tools' options, each with the one thing to type."""
 MODELS = [

@@ -31,8 +31,10 @@ def one_of(key: str, value: object) -> str:
     for spelling in (text, text.replace("_", "-")):
         if spelling in known:
             return spelling
-    listed = INSTEAD.get(text) or (f"memplan show {key}s lists them" if key in ("optimizer", "trainer") else "")
-    raise InvalidJob(f"{key}: unknown value {str(value)[:80]!r}", did_you_mean(text, known, listed))
+    listed = f"memplan show {key}s lists them" if key in ("optimizer", "trainer") else ""
+    raise InvalidJob(
+        f"{key}: unknown value {str(value)[:80]!r}", INSTEAD.get(text) or did_you_mean(text, known, listed)
+    )
 
 
 def _choice(value: object, info: ValidationInfo) -> str:
