@@ -103,6 +103,25 @@ def test_context_parallelism_by_hand(communication: str) -> None:
     assert found == kept() / 2 + (T * Q if communication == "a2a" else 0)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "backend", "twice"),
+    [("a100-80gb", "auto", True), ("h100-80gb", "auto", False), ("h100-80gb", "flash", True),
+     ("a100-80gb", "fused", False)],
+)  # fmt: skip
+def test_a_kernel_that_works_by_rows_keeps_its_output_twice(gpu: str, backend: str, twice: bool) -> None:
+    """flash-attn; what is recomputed keeps the copy alone, and one row is in order as it is."""
+    keys = {"gpu": gpu, "megatron": {"attention_backend": backend}}
+    assert kept(batch_size=2, **keys) == 2 * kept() + (2 * T * Q * 2 if twice else 0)
+    assert kept(**keys) == kept()
+    again = selective("core_attn", attention_backend=backend)
+    assert kept(batch_size=2, gpu=gpu, **again) == 2 * kept(**selective("core_attn"))
+
+
+def test_views_keep_the_fused_product() -> None:
+    """A project's own call of flash-attn, where v is a view: 2 × 8,192 tokens of Llama-3.2-1B took 1,280 MiB more."""
+    assert kept(megatron={"attention_backend": "direct"}) - kept() == T * 2 * (Q + KV)
+
+
 def test_a_head_norm_keeps_its_input() -> None:
     qwen3 = LLAMA | {"model_type": "qwen3"}
     assert kept(model=qwen3) - kept() == T * (2 * (Q + KV) + 4 * (HEADS + 8))

@@ -73,6 +73,13 @@ def test_amd_cards_have_a_second_workspace_that_may_not_be_taken() -> None:
     assert "hipBLASLt workspace" not in rows(gpu="h100-80gb")
 
 
+def test_of_megatron_the_head_alone_runs_in_the_workspaces_of_torch() -> None:
+    """Forward's thread and backward's; layers have Transformer Engine's. No stage but the last has a head."""
+    job = {"trainer": "megatron", "gpu": "h100-80gb"}
+    assert rows(**job)["matmul workspace"].bytes == 2 * 32 * MiB
+    assert rows(**job, pipeline_parallel=2, num_gpus=2)["matmul workspace"].bytes == 32 * MiB
+
+
 def test_megatron_has_groups_for_numbers_alone() -> None:
     """Norms cross all ranks, log lines one model's, counts the experts': each with channels of its own."""
     found = rows(

@@ -563,6 +563,11 @@ UNSAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"trainer": "megatron", "method": "sft", "num_gpus": 2, "context_parallel": 2, "sequence_length": 512},
         {"megatron": {"cp_comm_type": "p2p"}},
     ),
+    (
+        "megatron.attention_backend: flash, as",
+        {"trainer": "megatron", "method": "sft", "gpu": "a100-80gb", "batch_size": 2, "sequence_length": 512},
+        {"gpu": "h100-80gb"},
+    ),
     ("megatron.moe_expert_imbalance: 1, so each", {**EXPERTS, "num_gpus": 2}, {"model": TINY}),
     (
         "sequence_parallel: True (tensor parallelism without it is rare",

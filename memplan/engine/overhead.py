@@ -46,7 +46,8 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
     """Workspaces (once the card is named), context and communicators."""
     gpu = recipe.hardware.gpu
     if gpu is not None:
-        handles = 1 if recipe.in_megatron else HANDLES  # its products run in TransformerEngine's own workspaces
+        # Megatron's layers run in TransformerEngine's own workspaces; its head in torch's, of both threads
+        handles = 1 if recipe.in_megatron and not recipe.parallel.last else HANDLES
         ledger.add(
             "matmul workspace",
             "workspaces",

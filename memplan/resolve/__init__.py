@@ -139,7 +139,7 @@ def _trained(given: JobInput) -> Recipe:
         in_megatron=in_megatron,
     )
     found = with_own_batch(said, found, _of_critic(said, trainer, spec, base, attention, again))
-    check_card(found)
+    check_card(found, notes)
     if method.online or method.teacher:
         from memplan.resolve.generation import generator, with_segments  # which no other job loads
 

@@ -186,9 +186,14 @@ def _check_fp8(job: Job, settings: Megatron) -> None:
         raise InvalidJob("megatron.fp8_param_gather: needs fp8_format", "set megatron.fp8_format: hybrid")
 
 
-def check_card(recipe: Recipe) -> None:
-    """Raise InvalidJob for a card without the matmuls that the settings ask for."""
+def check_card(recipe: Recipe, notes: Notes) -> None:
+    """Raise InvalidJob for a card without the matmuls that the settings ask for. Says which attention it runs."""
     settings, gpu = recipe.megatron, recipe.hardware.gpu
+    if recipe.attention_by_rows and settings.attention_backend == "auto":
+        notes.assume(
+            "megatron.attention_backend: flash, as Transformer Engine prefers before Hopper: with several rows each "
+            "layer keeps attention's output twice; fused keeps it once"
+        )
     if not settings.fp8_format or gpu is None:
         return
     wanted = FP8_FROM[settings.fp8_recipe]

@@ -12,6 +12,7 @@ from memplan.spec.recompute import listed
 RECOMPUTE_MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
 """Megatron's (megatron-core 0.16 transformer/transformer_config.py)."""
 COMMUNICATIONS = ("p2p", "a2a", "all_gather")
+BACKENDS = ("auto", "fused", "flash", "direct")
 DISPATCHERS = ("alltoall", "allgather", "flex")
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 FORMATS = ("", "e4m3", "hybrid")
@@ -31,6 +32,7 @@ def _modules(value: object) -> tuple[str, ...]:
 def _named(value: object, info: ValidationInfo) -> str:
     known = {
         "cp_comm_type": COMMUNICATIONS,
+        "attention_backend": BACKENDS,
         "moe_token_dispatcher_type": DISPATCHERS,
         "recompute_method": ("uniform", "block"),
         "cross_entropy_fusion_impl": ("native", "te"),
@@ -70,6 +72,9 @@ class Megatron(Frozen):
     """The head and the loss count as a layer of the last stage."""
     cp_comm_type: Name = "p2p"
     """How context-parallel ranks exchange: keys and values around a ring, heads for sequence, or gathered."""
+    attention_backend: Name = "auto"
+    """Of attention: flash. fused: cuDNN's; flash: flash-attn, which works by rows; auto: Transformer Engine's choice,
+    flash before Hopper; memplan's own, direct: flash-attn called by a project itself, on views of the fused product."""
     cross_entropy_loss_fusion: bool = True
     """Of pretraining and SFT: the loss in a fused kernel. Off by default in Megatron-LM, on in Megatron-Bridge."""
     cross_entropy_fusion_impl: Name = "te"

@@ -32,6 +32,7 @@ from memplan.tables.trainer import Trainer
 
 PARTED = ("storage", "optimizer", "batch", "checkpointing", "loss", "others", "sharding", "hardware", "provenance")
 """Groups whose fields change one by one in a search: each is watched by itself (``engine/memo``), others whole."""
+HOPPER = 9.0
 GROUPS = (*PARTED, "numerics", "operators")
 
 
@@ -146,6 +147,20 @@ class Recipe(NamedTuple):
     def rows(self) -> int:
         """Sequences that enter the model in one micro-step."""
         return self.batch.size * (2 if self.method.pairs else self.batch.group)
+
+    @property
+    def attention_by_rows(self) -> bool:
+        """Whether Transformer Engine runs flash-attn on several rows: by Megatron's own setting, or by itself before
+        Hopper (2.11 pytorch/attention/dot_product_attention/utils.py: get_attention_backend; wherever flash-attn is
+        installed). Other trainers join their rows to one."""
+        backend, gpu = self.megatron.attention_backend, self.hardware.gpu
+        before = backend == "auto" and self.trainer.name == "megatron" and gpu is not None and gpu.capability < HOPPER
+        return (
+            self.in_megatron
+            and self.rows > 1
+            and self.operators.attention != "eager"
+            and (before or backend == "flash")
+        )
 
     @property
     def teacher(self) -> Resident | None:

@@ -1,7 +1,10 @@
 """Self-attention's steps: products, rotary embedding, the attention kernel, and what context parallelism exchanges.
 
 megatron-core 0.14 transformer/attention.py; TransformerEngine 2.11 pytorch/attention: FusedAttnFunc saves q, k, v, the
-output and the softmax statistics; get_qkv_layout makes q, k and v contiguous: the fused matmul is freed."""
+output and the softmax statistics; get_qkv_layout makes q, k and v contiguous: the fused matmul is freed. With several
+rows FlashAttention turns q, k and v to [b, s], and copies its output back to [s, b]: both outputs are kept.
+A project that calls flash-attn itself on Megatron's views keeps, with v, all of the fused matmul; the output has the
+strides of q, and is no copy (flash-attn 2.8 csrc/flash_attn/flash_api.cpp: mha_fwd)."""
 
 from memplan.engine.megatron import te
 from memplan.engine.megatron.shape import Shape
@@ -53,8 +56,8 @@ def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool
     """The attention kernel over widths of q, k, v and output on this rank.
 
     Context parallelism by all-to-all keeps the output twice: by heads for the kernel, by sequence for the product that
-    follows. Around a ring (p2p), what came in each round and each round's output are held until the last one; the
-    last rank of the ring has the largest."""
+    follows; so does a kernel that works by rows. Around a ring (p2p), what came in each round and each round's output
+    are held until the last one; the last rank of the ring has the largest."""
     kind = s.settings.cp_comm_type if s.context > 1 else ""
     qkv = (te.of_tokens(s, Q, q, "q"), te.of_tokens(s, K, k, "k"), te.of_tokens(s, V, v, "v"))
     kept = [*qkv, te.of_tokens(s, OUT, out, "out"), Held(LSE, "T·heads·4", (s.tokens, heads, te.FP32))]
@@ -67,6 +70,7 @@ def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool
     if twice(s):
         kept.append(te.of_tokens(s, "attention's output by sequence", out, "out"))
         forward.append(te.of_tokens(s, "q, k, v by sequence", q + k + v, "(q + k + v)"))
+    if kind == "a2a":
         gradients.append(te.of_tokens(s, "gradient of attention's output by heads", out, "out"))
     elif kind == "p2p":
         forward.append(te.of_tokens(s, "keys and values of all rounds", s.context * (k + v), "cp·(k + v)"))
@@ -85,17 +89,19 @@ def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool
 
 def _recomputed(s: Shape, steps: Steps, fused: int) -> Steps:
     """``core_attn``: q, k and v stay, and with v, which is a view, all of the fused matmul; statistics (and, where
-    nobody else reads it, the output by heads) are made again."""
-    if "core_attn" not in s.recomputed:
+    nobody else reads it, the output by heads) are made again. So they stay where a project hands views on."""
+    again = "core_attn" in s.recomputed
+    if not again and (s.settings.attention_backend != "direct" or s.unfused):
         return steps
-    steps = made_again(steps, (LSE, *SCORES, *((OUT,) if twice(s) else ())), "attention")
+    if again:
+        steps = made_again(steps, (LSE, *SCORES, *((OUT,) if twice(s) else ())), "attention")
     whole = te.of_tokens(s, V + ": a view of the fused matmul", fused, "(q + 2·kv)")
     return tuple(step._replace(kept=tuple(whole if each.name == V else each for each in step.kept)) for step in steps)
 
 
 def twice(s: Shape) -> bool:
-    """Whether attention's output is kept by heads and by sequence."""
-    return s.context > 1 and s.settings.cp_comm_type == "a2a"
+    """Whether attention's output is kept by heads, or by rows, and by sequence."""
+    return s.by_rows or (s.context > 1 and s.settings.cp_comm_type == "a2a")
 
 
 UNFUSED = "TransformerEngine 2.20 pytorch/attention/dot_product_attention/backends.py: UnfusedDotProductAttention"

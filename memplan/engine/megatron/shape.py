@@ -42,6 +42,9 @@ class Shape(NamedTuple):
     unfused: int = 0
     """Of attention that makes its scores: the keys that each query has one for; 0 where a kernel does without."""
 
+    by_rows: bool = False
+    """Attention's kernel wants the tokens of each row side by side, which Megatron's streams have not."""
+
     adapter: Adapter | None = None
     """LoRA: all else is frozen."""
     way: str = ""
@@ -102,6 +105,7 @@ def shape_of(recipe: Recipe, rows: int = 0) -> Shape:
         spread=UNEVEN if _uneven(recipe) else 1.0,
         recomputed=recipe.checkpointing.recompute.modules,
         unfused=recipe.batch.sequence_length if recipe.operators.attention == "eager" else 0,
+        by_rows=recipe.attention_by_rows,
         saved=fp8.saved if fp8 else itemsize,
         fp8=fp8,
         adapter=recipe.adapter,

@@ -189,13 +189,18 @@ def _latent(keys: Keys, feed_forward: int) -> dict[str, Any]:
 
 def put_attention(keys: Keys, kind: str, dropout: float, *found: str) -> None:
     """The kind of attention; where it makes its scores their dropout too, which is ``dropout`` unless somebody says.
-    What is automatic falls back where the card has no kernel, and is nobody's word."""
-    if str(keys.get(found[0]) or "auto").rpartition(".")[2].lower() == "auto" and not any(map(keys.has, found[1:])):
+    What is automatic falls back where the card has no kernel, and is nobody's word. Which kernel counts where rows are
+    apart: those of packed sequences are joined to one."""
+    backend = str(keys.get(found[0]) or "").rpartition(".")[2].lower()
+    apart = not any(map(keys.flag, ("use_packed_seq_params", "use_packed_sequence", "packing", "padding_free")))
+    if backend in ("", "auto") and not any(map(keys.has, found[1:])):
         keys.draft.put("attention", kind, Origin(DEFAULT, f"{keys.framework.label}: {found[0]} auto"))
         keys.skip(*found)
     else:
         keys.put("attention", kind, *found)
     given = keys.number("attention_dropout")
+    if kind == "flash" and backend in ("flash", "fused"):
+        put_inner(keys, "megatron", "attention_backend", backend if apart else "fused", found[0])
     if kind == "eager":
         put_inner(keys, "megatron", "attention_dropout", dropout if given is None else given, "attention_dropout")
 
@@ -216,6 +221,8 @@ def own_layers(keys: Keys, mindspeed: bool) -> bool:
             put_inner(keys, "megatron", "bias_swiglu_fusion", False, "use_legacy_models")
     if mindspeed or legacy:
         put_norms(keys)
+    if (local or legacy) and not mindspeed and keys.flag("use_flash_attn"):  # FlashSelfAttention turns rows, and back
+        put_inner(keys, "megatron", "attention_backend", "flash", "use_flash_attn")
     return local or bool(legacy)
 
 

@@ -102,6 +102,7 @@ def effective(recipe: Recipe) -> Megatron:
     off = ["moe_expert_imbalance", "norm_fusion"]
     off += ["recompute_method", "recompute_num_layers", "distribute_saved_activations"] if kind != "full" else []
     off += ["recompute_modules"] if kind != "selective" else []
+    off += ["attention_backend"] if settings.attention_backend == "direct" else []
     off += ["cp_comm_type"] if recipe.parallel.context == 1 else []
     off += ["cross_entropy_fusion_impl"] if not settings.cross_entropy_loss_fusion else []
     if not any(run.layer.experts is not None for run in recipe.model.runs):

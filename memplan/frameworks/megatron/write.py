@@ -185,8 +185,8 @@ SWITCHED_OFF = {
 }
 """Settings that are on in Megatron-LM, and how it is told that they are off."""
 WITH_OTHERS = words_of(
-    """recompute_modules recompute_method recompute_num_layers cp_comm_type attention_dropout hidden_dropout
-    create_attention_mask_in_dataloader"""
+    """recompute_modules recompute_method recompute_num_layers cp_comm_type attention_backend attention_dropout
+    hidden_dropout create_attention_mask_in_dataloader"""
 )
 """Settings that stand with what they belong to."""
 
@@ -222,7 +222,8 @@ def _training(job: Job, writing: Writing) -> Iterator[tuple[str, Any, str]]:
     masks = job.sequence_length**2 * job.batch_size
     if masks >= MASK and not writing.recipe.megatron.create_attention_mask_in_dataloader:
         yield "no-create-attention-mask-in-dataloader", True, ""
-    yield "attention-backend", {"flash": "flash", "eager": "unfused"}.get(job.attention, "auto"), ""
+    kernel = effective(writing.recipe).attention_backend
+    yield "attention-backend", "unfused" if job.attention == "eager" else kernel, ""
     half = job.precision.partition("-")[0]
     if half != "fp32":
         yield half, True, ""

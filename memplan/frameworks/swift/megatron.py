@@ -26,8 +26,8 @@ DEFAULTS: dict[str, Any] = (
     | settings_in(
         """micro_batch_size=1 global_batch_size=16 recompute_granularity=selective use_distributed_optimizer=true
         cross_entropy_loss_fusion=true moe_token_dispatcher_type=alltoall moe_grouped_gemm=true
-        attention_backend=flash expert_tensor_parallel_size=1 tuner_type=full lora_rank=8 lora_alpha=32
-        lora_dropout=0.05 target_modules=["all-linear"] freeze_vit=true freeze_aligner=true rlhf_type=dpo
+        attention_backend=flash padding_free=true expert_tensor_parallel_size=1 tuner_type=full lora_rank=8
+        lora_alpha=32 lora_dropout=0.05 target_modules=["all-linear"] freeze_vit=true freeze_aligner=true rlhf_type=dpo
         max_completion_length=512"""
     )
 )
