@@ -110,6 +110,23 @@ def test_what_generates_is_read(tmp_path: Path, text: str, said: dict[str, Any])
     assert not [each for each in found.unread if each.decides == "engine" and not each.above]
 
 
+@pytest.mark.parametrize(
+    ("before", "version"),
+    [
+        ("export VLLM_ATTENTION_BACKEND=XFORMERS", "0.8.4"),
+        ("export VLLM_USE_V1=0", "0.8.4"),
+        ("export VLLM_ATTENTION_BACKEND=XFORMERS VLLM_USE_V1=1", None),
+        ("export VLLM_ATTENTION_BACKEND=FLASH_ATTN", None),
+        ("export VLLM_ATTENTION_BACKEND=XFORMERS\nray job submit --", None),
+    ],
+)
+def test_vllm_s_first_engine_is_what_the_environment_asks_for(tmp_path: Path, before: str, version: str | None) -> None:
+    """Of verl 0.5, with vLLM 0.8.5: its profile run is of 256 sequences on any card."""
+    gap = " " if before.endswith("--") else "\n"
+    found = read(tmp_path, f"{before}{gap}{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.layered_summon=True")
+    assert rollout(found).get("engine_version") == version
+
+
 def test_a_server_s_cards_are_not_the_trainer_s(tmp_path: Path) -> None:
     text = f"CUDA_VISIBLE_DEVICES=7 trl vllm-serve --model m &\nCUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6 {TRL}--use_vllm"
     job = read(tmp_path, text.replace("--num_processes 4", "--num_processes 7").replace("size 8", "size 8")).job

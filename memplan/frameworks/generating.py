@@ -15,6 +15,8 @@ from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.launch import Launch, launch_of
 from memplan.frameworks.processes import VISIBLE
+from memplan.tables.engine_defaults import taken_by
+from memplan.tables.engines import FIRST, runs_first
 from memplan.units import ceil_div, pairs_of
 
 _HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16"}
@@ -98,6 +100,25 @@ def put_engine(keys: Keys, name: str, key: str, *, separate: bool | None = None,
     if own is not None and not separate:
         put(keys, "process", "own" if own else "same", key)
     keys.draft.finishers["engine's lengths"] = partial(_bound_lengths, keys.settings.path)
+    if name == "vllm":
+        keys.draft.finishers["engine's generation"] = _first_engine
+
+
+def _first_engine(draft: Draft) -> None:
+    """vLLM's first engine, where the command's environment asks for it; what Ray starts from afar does not have it."""
+    command = draft.script.commands[0] if draft.script is not None and draft.script.commands else None
+    rollout = draft.values.get("rollout") or {}
+    if command is None or command.texts[0].endswith("ray") or "engine_version" in (draft.options.get("rollout") or {}):
+        return
+    trainer, of = draft.values.get("trainer", ""), str(draft.values.get("trainer_version") or "")
+    version = rollout.get("engine_version") or taken_by(trainer, of, "vllm")
+    setting = runs_first(version, command.environment)
+    if setting and draft.script is not None:
+        draft.values["rollout"] = {**rollout, "engine_version": FIRST}
+        where = f"{draft.script.path}, line {command.line}"
+        draft.remarks.append(
+            f"{where}: under {setting} vLLM {version} runs its first engine (V0): counted as {FIRST}'s"
+        )
 
 
 def _bound_lengths(path: str, draft: Draft) -> None:

@@ -2,6 +2,7 @@
 
 Read in wheels of vLLM 0.8.5 to 0.33.0, SGLang 0.4.6 to 0.5.23; vLLM's V0 by its logs. Between two rows: the earlier."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -193,6 +194,23 @@ ERAS = (
     _POOLS,
     _NEWEST,
 )
+
+FIRST = "0.8.4"
+"""The newest row of vLLM's first engine (V0), as which one of 0.8.5 to 0.10 counts that still runs it."""
+ONLY_FIRST = ("XFORMERS", "TORCH_SDPA", "ROCM_FLASH", "DUAL_CHUNK_FLASH_ATTN")
+"""Attentions that the second has not (vllm 0.8.5 to 0.10 engine/arg_utils.py: _is_v1_supported_oracle)."""
+
+
+def runs_first(version: str, environment: Mapping[str, str]) -> str:
+    """The setting of the environment by which vLLM 0.8.5 to 0.10 runs its first engine: its profile run is then of 256
+    sequences where nobody says, on any card, and its share is of the whole card. Empty where none does."""
+    attention, second = environment.get("VLLM_ATTENTION_BACKEND", ""), environment.get("VLLM_USE_V1", "")
+    if not (0, 8, 5) <= version_of(version) < (0, 11, 0) or second == "1":
+        return ""
+    if second == "0":
+        return "VLLM_USE_V1=0"
+    return f"VLLM_ATTENTION_BACKEND={attention}" if attention in ONLY_FIRST else ""
+
 
 LEAST_CAPABILITY = {"fp8": 7.5, "awq": 7.5, "int4": 7.5, "nvfp4": 7.5, "mxfp4": 8.0}
 """Of the card, for formats of weights (vllm 0.20 to 0.26 layers/quantization/: get_min_capability of each, the least of
