@@ -224,6 +224,8 @@ def test_layers_over_several_cards_take_no_more_than_one_that_has_them_all(tmp_p
     assert (found.fits, "at most" in found.text) == ("yes", True)
     shared = check_file(str(path), {"gpu": "80GB", "num_gpus": 8, "sharding": "zero3"})
     assert shared.fits == "unclear"
+    large = check_file(str(path), {"gpu": "2GB", "num_gpus": 2})
+    assert (large.fits, large.hint) == ("unclear", "add --num-gpus 1, where it sees one")
 
 
 def test_what_starts_the_command_that_a_program_shows(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def fits(
         ("transformers.Trainer.save_model = lambda *a: 0", ""),
         ("patch_model(model)", "patch_model"),
         ("manager = Manager(model=model)", "Manager"),
+        ("nobody_defines(model)", "nobody_defines"),
+        ("print(type(model), id(model))", ""),
         ("print_trainable_parameters(model)", ""),
         ("model.quantize(4)", "quantize"),
         ("model.print_trainable_parameters()", ""),
@@ -177,3 +179,29 @@ def test_of_two_attentions_the_one_that_takes_more_is_counted(falls: str, counte
     assert (found.job["attention"] if counted else None) == counted
     assert found.fits == ("yes" if counted else "unclear")
     assert (f"{falls} what needs the most is counted" in " ".join(found.warnings)) == bool(counted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "evaluates", "named"),
+    [("Seq2Seq", "steps", "--without predict_with_generate"), ("Seq2Seq", "no", ""), ("", "steps", "")],
+)
+def test_what_evaluation_generates_is_said(kind: str, evaluates: str, named: str) -> None:
+    text = PROGRAM.replace("Trainer, T", "Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, T").replace(
+        "TrainingArguments(per", "Seq2SeqTrainingArguments(predict_with_generate=True, per"
+    )
+    text = text.format(lines="", before="", trainer=f"{kind}Trainer", more="", evaluates=evaluates)
+    found = checked("a.py", text, sequence_length=256, num_gpus=1)
+    assert (found.fits, named in found.hint) == ("unclear" if named else "yes", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("kind + '_dir'", True), ("f'{kind}_dir'", True), ("kind", False), ("kind + '_size'", False)]
+)
+def test_a_setting_whose_name_ends_otherwise_is_kept(name: str, known: bool) -> None:
+    """``setattr(args, kind + "_dir", ...)`` of a name that only a run knows."""
+    before = f"for kind in Manager.kinds():\n    setattr(o, {name}, 1)\n"
+    own = "class Options:\n    batch_size: int = 2\no = Options()\n"
+    text = PROGRAM.replace("size=2", "size=o.batch_size").format(
+        lines="", before=own + before, trainer="Trainer", more="", evaluates="no"
+    )
+    assert (checked("a.py", text, sequence_length=256, num_gpus=1).fits == "yes") == known

@@ -11,6 +11,8 @@ from memplan.units import words_of
 SUCH = texts_by_name(__file__)
 """A job's key -> the options that say it, with values to be changed; in the order in which they are typed."""
 KEEPS_LOGITS = "compute_metrics keeps the logits of all examples on the card, and how many there are is in the data"
+ALONE = "add --num-gpus 1, where it sees one"
+GENERATES = "what evaluation generates is not counted"
 SET = "set it: "
 COMMANDS = (SET, "memplan check")
 SHELLS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -38,7 +40,7 @@ def option_of(key: str) -> str:
 
 
 STRANGE = re.compile(
-    r"not understood$|no (?:argument|setting) of .* that is known$|counted as its checkpoint's$"
+    rf"not understood$|{GENERATES}$|no (?:argument|setting) of .* that is known$|counted as its checkpoint's$"
     r"|of (?:its|the program's) own(?:,? (?:which )?is|$)"
 )
 """Why a key is not counted that is no framework's own: what it does the user may know."""

@@ -140,7 +140,7 @@ def _check(
         given = read(options)
         try:
             found = answer(given)
-            return (spread(given, answer) if found.fits == "unclear" else None) or found
+            return spread(found, given, answer) if found.fits == "unclear" else found
         except ModelNotFound as error:  # with what else is asked for
             like = question(given.job.model, given.job.lora and given.job.lora.targets, given.unread, options)
             raise ModelNotFound(error.message, f"{error.hint}; or {like}") from None

@@ -1,5 +1,6 @@
 """One process that sees several GPUs: nn.DataParallel, under transformers' Trainer and those that build on it."""
 
+from memplan.frameworks.asking import ALONE
 from memplan.frameworks.draft import Draft
 from memplan.tables.trainers import TRAINERS
 
@@ -14,7 +15,7 @@ def replicated(where: str, several: int, draft: Draft) -> None:
     if "divided" in draft.finishers or not any(era.runs_on == "accelerate" for era in TRAINERS.get(trainer, ())):
         return  # layers that are spread over the cards are left as they are
     what = f"one process on {several} GPUs is nn.DataParallel under transformers' Trainer"
-    hint = "start it with torchrun or accelerate launch, or add --num-gpus 1, where it sees one"
+    hint = f"start it with torchrun or accelerate launch, or {ALONE}"
     batch, sharding = draft.values.get("batch_size"), draft.values.get("sharding", draft.options.get("sharding"))
     adapters = bool(draft.values.get("lora") or draft.options.get("lora")) and sharding in (None, "none", "ddp")
     plain = not (draft.values.get("rollout") or "batch_size" in draft.given or isinstance(batch, str))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import EXIT_DOES_NOT_FIT, InvalidJob
+from memplan.frameworks.asking import ALONE
 from memplan.frameworks.processes import SPREAD
 from memplan.models import load_model
 from memplan.spec.model import ModelSpec
@@ -77,12 +78,15 @@ def most_layers(spec: ModelSpec, gpus: int, smaller: int) -> int:
     return min(spec.num_layers, int((share + 1.25 * layer + 2 * largest) / layer))
 
 
-def spread(given: JobInput, answer: Callable[[JobInput], "Checked"]) -> "Checked | None":
-    """The answer of the fullest card, where one process spreads the layers, and all of them on one would not fit; None
-    where nothing is spread, or nobody knows how."""
+def spread(found: "Checked", given: JobInput, answer: Callable[[JobInput], "Checked"]) -> "Checked":
+    """The answer of the fullest card, where one process spreads the layers, and all of them on one would not fit, as
+    ``found`` says; that itself, with what may be asked instead, where nothing is spread, or nobody knows how."""
     job = given.job
     deciding = [each for each in given.unread if each.decides]
-    known = all(each.above for each in deciding) and any(each.why == SPREAD for each in deciding)
+    above = all(each.above for each in deciding)
+    if above and not found.hint and any(each.key == "device_map" for each in deciding):
+        found = replace(found, hint=ALONE)
+    known = above and any(each.why == SPREAD for each in deciding)
     partly = (
         job.freeze
         or job.extra_models
@@ -90,17 +94,17 @@ def spread(given: JobInput, answer: Callable[[JobInput], "Checked"]) -> "Checked
         or (job.lora and (job.lora.layers_to_transform or job.lora.rank_pattern))
     )
     if not known or partly or job.model is None:
-        return None
+        return found
     spec = given.spec or load_model(job.model, job.revision)
     smaller = next((times for name, times in OF_BF16.items() if str(job.quantization).startswith(name)), 1)
     count = most_layers(spec, job.num_gpus or 1, smaller)
     if count == spec.num_layers:
-        return None
+        return found
     runs, left = [], count
     for run in spec.runs:
         if left > 0:
             runs.append(run.piece(0, min(left, run.count), run.layer))
         left -= run.count
-    found = answer(given._replace(spec=spec.but(runs=tuple(runs))))
+    fullest = answer(given._replace(spec=spec.but(runs=tuple(runs))))
     said = f"layers {count} of {spec.num_layers} on the fullest card (accelerate's device_map divides them evenly)"
-    return replace(found, assumed=(*found.assumed, said)) if found.fits in ("yes", "tight") else None
+    return replace(fullest, assumed=(*fullest.assumed, said)) if fullest.fits in ("yes", "tight") else found

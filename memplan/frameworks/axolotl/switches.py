@@ -5,6 +5,7 @@ Source: axolotl 0.19 utils/schemas/config.py (check_auto_enable_lora_kernels, at
 
 from collections.abc import Mapping
 
+from memplan.frameworks.asking import GENERATES
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.local_models import check_vocabulary
 from memplan.frameworks.row_making import read_rows
@@ -25,7 +26,7 @@ def read_switches(keys: Keys, method: str) -> None:
     evaluates = "eval_batch_size" in keys.draft.values
     for key in GENERATING:
         if keys.get(key) and evaluates:
-            keys.warn(key, "what evaluation generates is not counted")
+            keys.warn(key, GENERATES)
     length = keys.whole("eval_sequence_len") or 0
     if evaluates and length > int(keys.draft.values.get("sequence_length") or length):
         keys.warn("eval_sequence_len", "evaluation is counted with sequences of sequence_len")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks import deepspeed, fsdp_keys
-from memplan.frameworks.asking import KEEPS_LOGITS, SUCH
+from memplan.frameworks.asking import GENERATES, KEEPS_LOGITS, SUCH
 from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.hugging_face.switches import (
@@ -169,8 +169,12 @@ EVAL_BATCH_SIZE = 8
 def _evaluation(keys: Keys) -> None:
     """Evaluation's batch, where there is evaluation."""
     strategy = keys.text("eval_strategy") or keys.text("evaluation_strategy") or "no"
-    keys.skip("per_device_eval_batch_size", "eval_accumulation_steps")
-    if strategy.lower() not in ("no", "false", "intervalstrategy.no") and "eval_batch_size" not in keys.draft.given:
+    keys.skip("per_device_eval_batch_size", "eval_accumulation_steps", "predict_with_generate")
+    if strategy.lower() in ("no", "false", "intervalstrategy.no"):
+        return
+    if keys.flag("predict_with_generate"):
+        keys.warn("predict_with_generate", GENERATES)
+    if "eval_batch_size" not in keys.draft.given:
         size = keys.whole("per_device_eval_batch_size") or EVAL_BATCH_SIZE
         keys.put("eval_batch_size", size, "per_device_eval_batch_size")
         if str(keys.get("compute_metrics")).lower() in ("true", "1") and "evaluation" not in keys.draft.given:

@@ -152,11 +152,9 @@ def _data(keys: Keys, method: str) -> None:
     """Rows of several examples, which a 4-D mask tells apart where flash attention does not; what evaluation keeps."""
     if keys.flag("neat_packing") and method == "sft" and keys.draft.values.get("attention") == "sdpa":
         keys.put("padded", True, "neat_packing")
-    if "eval_batch_size" in keys.draft.values:
-        if keys.flag("predict_with_generate"):
-            keys.warn("predict_with_generate", "what evaluation generates is not counted")
-        elif keys.flag("compute_accuracy"):
-            keys.warn("compute_accuracy", "the predictions that evaluation collects on the GPU are not counted")
+    evaluates = "eval_batch_size" in keys.draft.values and not keys.flag("predict_with_generate")
+    if evaluates and keys.flag("compute_accuracy"):
+        keys.warn("compute_accuracy", "the predictions that evaluation collects on the GPU are not counted")
     keys.skip("neat_packing", "predict_with_generate", "compute_accuracy")
     if (keys.whole("ray_num_workers") or 1) > 1:
         keys.put("num_gpus", keys.whole("ray_num_workers"), "ray_num_workers")

@@ -6,6 +6,7 @@ from typing import Any
 from memplan.frameworks.hydra import put_at
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.models import MODEL
+from memplan.frameworks.programs.operators import ending
 from memplan.frameworks.programs.parsers import listed
 from memplan.frameworks.programs.paths import FILES
 from memplan.frameworks.programs.values import (
@@ -121,7 +122,7 @@ def _setattr(call: Call) -> None:
     if isinstance(name, str):
         call.run.put(owner, name, value, call.place)
     elif isinstance(owner, Thing) and owner.name != "model" and not call.run.aside:
-        overlay(owner.values, call.unknown())
+        overlay(owner.values, call.unknown(), ending(call.node))
 
 
 def _mapping(call: Call) -> Any:

@@ -3,6 +3,7 @@ place, weights that are trained beside adapters, callbacks that run the model. W
 there is said, and nothing fits until somebody says that it takes nothing."""
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -154,7 +155,8 @@ def called(call: Call) -> None:
         known = name in MODEL or name in SAVES
         found = [owner] if isinstance(owner, Thing) and owner.name == "model" and not known else []
     else:
-        given = (*call.args, *call.named.values()) if "." in call.name and not call.name.startswith("wandb.") else ()
+        aside = hasattr(builtins, call.name) or call.name.startswith("wandb.")
+        given = () if aside else (*call.args, *call.named.values())
         found = (
             [each for value in given for each in things(value)] if name[:1].islower() or not _of_library(call) else []
         )

@@ -49,8 +49,8 @@ MODEL_HARMLESS = words(_PARTS["model-harmless"])
 """Arguments of ``from_pretrained`` without effect on memory, or with one that is read elsewhere."""
 
 
-SEQ2SEQ = words("predict_with_generate generation_max_length generation_num_beams generation_config sortish_sampler")
-"""Of Seq2SeqTrainingArguments: what evaluation generates by (transformers 5.23 training_args_seq2seq.py)."""
+SEQ2SEQ = words("generation_max_length generation_num_beams generation_config sortish_sampler")
+"""Of Seq2SeqTrainingArguments: how evaluation generates (transformers 5.23 training_args_seq2seq.py)."""
 
 
 LIBRARY = FIELDS | HARMLESS | MARKS | {key for keys in METHOD_KEYS.values() for key in keys} | {*TRAINER, *ASKS}

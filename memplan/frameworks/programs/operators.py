@@ -142,3 +142,13 @@ def spread(value: Any, unknown: Unknown) -> dict[str, Any]:
         return {"**": unknown}
     named = {key: each for key, each in value.items() if str(key)[:1] != "?"}
     return named if len(named) == len(value) else named | {"**": unknown}
+
+
+def ending(call: ast.AST) -> str:
+    """How a name ends that only a run knows: ``setattr(args, folder + "_dir", ...)``; empty where it is not told."""
+    name = call.args[1] if isinstance(call, ast.Call) and len(call.args) > 1 else None
+    if isinstance(name, ast.BinOp) and isinstance(name.op, ast.Add):
+        name = name.right
+    elif isinstance(name, ast.JoinedStr) and name.values:
+        name = name.values[-1]
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""

@@ -133,7 +133,8 @@ def _read(gathered: Gathered, method: str, trainer: Thing, draft: Draft) -> None
 def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> None:
     if isinstance(arguments, Thing):
         for key, value in _settings(arguments):
-            gathered.add(key, value, arguments.places.get(key, arguments.place))
+            if key != "predict_with_generate" or trainer.last == "Seq2SeqTrainer":  # no other generates
+                gathered.add(key, value, arguments.places.get(key, arguments.place))
     for key, value in trainer.values.items():
         if key in OF_TRAINER and not _its_own(trainer, trainer.places[key]):
             gathered.add(key, value, trainer.places[key], over=False)

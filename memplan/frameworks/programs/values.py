@@ -217,10 +217,10 @@ def root_of(value: Any) -> str:
     return root_of(value[0]) if isinstance(value, (list, tuple)) and type(value) in (list, tuple) and value else ""
 
 
-def overlay(values: dict[Any, Any], by: Unknown) -> None:
-    """Put settings that nobody knows over these: any of them may be another one now."""
-    values.update(dict.fromkeys([key for key in values if str(key)[:1] != "?"], by))
-    values["**"] = by
+def overlay(values: dict[Any, Any], by: Unknown, end: str = "") -> None:
+    """Put settings that nobody knows over these: any of them may be another one now, whose name ends so."""
+    values.update(dict.fromkeys([key for key in values if str(key)[:1] != "?" and str(key).endswith(end)], by))
+    values.update({} if end else {"**": by})
 
 
 def is_plain(value: Any) -> bool:

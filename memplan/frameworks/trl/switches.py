@@ -3,6 +3,7 @@
 Source: trl 0.12 to 1.16 trainer/*_config.py, trainer/sft_trainer.py (padding_free), trainer/dpo_trainer.py;
 transformers 5.23 masking_utils.py: find_packed_sequence_indices."""
 
+from memplan.frameworks.asking import GENERATES
 from memplan.frameworks.base import ASSUMED, Keys, Origin
 from memplan.frameworks.documents import words
 from memplan.tables.trainers import find_trainer
@@ -32,7 +33,7 @@ def read_switches(keys: Keys, method: str) -> None:
         keys.warn("use_weighting", "the softmax of all logits that weighs a pair is not counted")
     evaluates = "eval_batch_size" in keys.draft.values
     if keys.flag("generate_during_eval") and evaluates:
-        keys.warn("generate_during_eval", "what evaluation generates is not counted")
+        keys.warn("generate_during_eval", GENERATES)
     size, each = keys.whole("precompute_ref_batch_size"), keys.draft.values.get("batch_size") or 1
     if keys.flag("precompute_ref_log_probs") and size and size > int(each):
         keys.warn("precompute_ref_batch_size", "the pass that scores so many examples before training is not counted")
