@@ -29,7 +29,7 @@ def error_of(row: dict[str, Any]) -> float:
 @pytest.mark.slow
 def test_runs_whose_every_setting_is_told() -> None:
     errors = {name: abs(error_of(row)) for name, row in RUNS.items() if row["quality"] == "A"}
-    assert len(errors) == 25
+    assert len(errors) == 28
     assert median(errors.values()) < 0.0005
     assert max(errors.values()) < 0.002, max(errors, key=errors.__getitem__)
 
@@ -38,8 +38,14 @@ def test_runs_whose_every_setting_is_told() -> None:
 def test_runs_whose_routing_is_not_told_are_underestimated() -> None:
     """A young router is uneven; the estimate is of even routing, and says so."""
     for name, row in RUNS.items():
-        if row["quality"] == "B":
+        if name.startswith("mbridge"):
             assert -0.18 < error_of(row) < 0, name
+
+
+@pytest.mark.parametrize("name", ["alps-1728401", "alps-1736631", "alps-2710412", "seo-dense-24-layers"])
+def test_kernels_and_workspaces_of_measured_runs(name: str) -> None:
+    """flash-attn on views; cuDNN's; one so small that workspaces show; flash-attn on rows, before Hopper."""
+    assert abs(error_of(RUNS[name])) < 0.0005
 
 
 def test_every_stage_of_a_measured_pipeline() -> None:

@@ -49,7 +49,7 @@ def of_row(row: dict[str, Any]) -> float:
 @pytest.mark.slow
 def test_published_runs_hold_what_is_played() -> None:
     errors = [abs(of_row(row) - 1) for row in RESERVED]
-    assert len(errors) == 25
+    assert len(errors) == 29
     assert median(errors) < 0.02
     assert max(errors) < 0.06
 
