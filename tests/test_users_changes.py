@@ -205,3 +205,17 @@ def test_a_setting_whose_name_ends_otherwise_is_kept(name: str, known: bool) -> 
         lines="", before=own + before, trainer="Trainer", more="", evaluates="no"
     )
     assert (checked("a.py", text, sequence_length=256, num_gpus=1).fits == "yes") == known
+
+
+def test_adapters_of_unsloths_phi_are_on_products_that_are_apart() -> None:
+    """Its copies of Phi-4 are Llama's: an adapter each, where transformers' class has fused products."""
+    text = """\
+from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+model, t = FastLanguageModel.from_pretrained("microsoft/phi-4", max_seq_length=256, load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "up_proj"])
+SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1)).train()
+"""
+    lora = checked("a.py", text, num_gpus=1).job["lora"]
+    assert set(lora["targets"]) == {"o_proj", "qkv_proj", "gate_up_proj"}
+    assert lora["rank_pattern"] == {"qkv_proj": 24, "gate_up_proj": 8}

@@ -1,6 +1,7 @@
 """Unsloth's own: its length, its checkpointing, and its kernels where they are modelled."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -156,12 +157,30 @@ def kernels(draft: Draft) -> None:
     what = f"{given.get('method')} of {family}{'' if given.get('lora') else ' without adapters'}"
     why = f"Unsloth's kernels are not modelled for {what}: transformers' own layers are counted, which hold no less"
     draft.bound("FastLanguageModel", where, why, "attention")
+    if family == "phi3":
+        _apart(draft)
     if family == "gemma3n_text":
         hint = "add --without FastModel, if what is free holds them"
         draft.warn("FastModel", where, "towers of images and of sound are loaded too, and not counted", "model", hint)
     if family == "mllama":  # its own checkpoints are no torch's, which cannot run the tower's backward twice
         draft.values["gradient_checkpointing_reentrant"] = False
         draft.origins["gradient_checkpointing_reentrant"] = Origin(FILE, f"{where}: Unsloth's own checkpoints")
+
+
+APART = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj") | dict.fromkeys(
+    ("gate_proj", "up_proj"), "gate_up_proj"
+)
+
+
+def _apart(draft: Draft) -> None:
+    """Unsloth loads copies of Phi-3 and Phi-4 whose q, k and v are apart, and gate and up (models/mapper.py; Mistral's
+    and Llama's architecture): their adapters take no more than one of the fused product with the ranks of all."""
+    lora = draft.values.get("lora")
+    targets = lora.get("targets") if isinstance(lora, dict) else None
+    fused = Counter(APART[name] for name in targets if name in APART) if isinstance(targets, (list, tuple)) else {}
+    if fused and isinstance(lora, dict) and isinstance(lora.get("r"), int):
+        lora["targets"] = [*(name for name in targets or () if name not in APART), *fused]
+        lora["rank_pattern"] = {name: lora["r"] * times for name, times in fused.items()}
 
 
 def family_of(given: Mapping[str, Any]) -> str:
