@@ -328,7 +328,11 @@ def test_ms_swift_up_to_3_5_evaluates_a_hundredth(tmp_path: Path) -> None:
     assert "eval_batch_size" not in drawn(tmp_path, f"{LORA} --tuner_type lora --eval_steps 100").values
     second = "swift sft --sft_type lora --model_id_or_path Qwen/Qwen2-0.5B --batch_size 4"
     assert drawn(tmp_path, second).values["eval_batch_size"] == 4
-    assert drawn(tmp_path, f"{second} --predict_with_generate true").values["eval_batch_size"] == 1
+    generates = drawn(tmp_path, f"{second} --predict_with_generate true")
+    assert generates.values["eval_batch_size"] == 1
+    assert [each.decides for each in generates.unread if each.key == "predict_with_generate"] == ["lengths"]
+    none = drawn(tmp_path, f"{LORA} --split_dataset_ratio 0 --eval_strategy steps --predict_with_generate true")
+    assert not [each for each in none.unread if each.key == "predict_with_generate"]
     assert drawn(tmp_path, f"{second} --eval_batch_size 2").values["eval_batch_size"] == 2
 
 

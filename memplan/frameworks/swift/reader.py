@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memplan.frameworks.asking import MODEL
+from memplan.frameworks.asking import GENERATES, MODEL
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, document_of
 from memplan.frameworks.hugging_face import precision as hf_precision
@@ -254,12 +254,16 @@ def _evaluation(keys: Keys) -> None:
         some = any(keys.has(key) for key in ("eval_steps", "per_device_eval_batch_size"))  # 0.01 up to ms-swift 3.5
     strategy = (keys.text("eval_strategy") or keys.text("evaluation_strategy") or "steps").lower()
     keys.draft.forget("eval_batch_size")
+    keys.draft.unread[:] = [each for each in keys.draft.unread if each.key != "predict_with_generate"]
     online = keys.draft.values.get("method") in ONLINE
     if some and strategy != "no" and online:
         keys.draft.remarks.append(f"{keys.settings.path}: evaluation, which generates as a step does, is not counted")
-    elif some and strategy != "no" and "eval_batch_size" not in keys.draft.given:
-        usual = 1 if keys.flag("predict_with_generate") else keys.whole("per_device_train_batch_size")
-        keys.put("eval_batch_size", keys.whole("per_device_eval_batch_size") or usual, "per_device_eval_batch_size")
+    elif some and strategy != "no":
+        if keys.flag("predict_with_generate"):
+            keys.warn("predict_with_generate", GENERATES)
+        if "eval_batch_size" not in keys.draft.given:
+            usual = 1 if keys.flag("predict_with_generate") else keys.whole("per_device_train_batch_size")
+            keys.put("eval_batch_size", keys.whole("per_device_eval_batch_size") or usual, "per_device_eval_batch_size")
 
 
 def _reentrant(draft: Draft) -> None:
