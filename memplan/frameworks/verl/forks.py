@@ -3,14 +3,20 @@
 import ast
 import re
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from memplan.frameworks.documents import words
 from memplan.frameworks.following import found_at
+from memplan.frameworks.sourced import project_of
 
 
 def in_copy(path: str, name: str) -> str:
-    """The text of a file of the verl that lies in the project, its package or its repository; empty where none does."""
-    place = found_at(path, name) or found_at(path, f"verl/{name}")
+    """The text of a file of the verl that lies in the project, its package or its repository, whose folder may have a
+    version in its name (``verl-0.4.x``); empty where none does."""
+    here = Path(path).resolve().parent
+    roots = [here, *(each for each in here.parents if each.is_relative_to(project_of(here)))]
+    copies = sorted({each.name for root in roots for each in root.glob("verl*") if each.is_dir()})
+    place = next(filter(None, (found_at(path, each) for each in (name, *(f"{copy}/{name}" for copy in copies)))), None)
     return place.read_text(encoding="utf-8", errors="replace") if place else ""
 
 
@@ -29,7 +35,10 @@ def critic_in_code(path: str, estimator: str) -> bool | None:
     return None
 
 
-_MADE = re.compile(r"\w*_from_logits\w*|checkpoint|arg_?max|top_?k|print|len|isinstance|del_?\w*")
+_MADE = re.compile(
+    r"(?:log_?probs|(?:compute_)?entropy|\w*sum_pi_squared)_from_logits(?:_v2|_with_chunking)?|checkpoint|arg_?max|"
+    r"top_?k|print|len|isinstance|del_?\w*"
+)
 _PLAIN = re.compile(r"(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?")
 _COPIES = words("softmax log_softmax float clone expand exp repeat repeat_interleave")
 _OF_VERL = words(
