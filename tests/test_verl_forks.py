@@ -430,6 +430,11 @@ def test_an_actor_of_the_projects_own_that_copies_the_logits_is_unclear_where_it
     assert deciding(read(tmp_path, f"{RL} {A}top=True")) == {f"{A}top": "loss"}
     (tmp_path / "verl/workers/actor/dp_actor.py").write_text(code.replace("if top", "if self.use_remove_padding"))
     assert deciding(read(tmp_path, RL)) == {f"{A}strategy": "loss"}
+    of_verl = code.replace("expand(3, -1)", "sum(-1)").replace(
+        "logprobs_from_logits(", "log_probs_from_logits_all_rmpad("
+    )
+    (tmp_path / "verl/workers/actor/dp_actor.py").write_text(of_verl)
+    assert deciding(read(tmp_path, RL)) == {}
     (tmp_path / "verl-0.4.x").mkdir()  # the repository, by its version; a function of its own after verl's name
     (tmp_path / "verl").rename(tmp_path / "verl-0.4.x/verl")
     own = code.replace("expand(3, -1)", "sum(-1)").replace("from_logits(logits=", "from_logits_soft(x=")
