@@ -36,8 +36,8 @@ def critic_in_code(path: str, estimator: str) -> bool | None:
 
 
 _MADE = re.compile(
-    r"(?:log_?probs|(?:compute_)?entropy|\w*sum_pi_squared)_from_logits(?:_v2|_with_chunking|_response|_(?:all|response)_rmpad)?|"
-    r"checkpoint|arg_?max|top_?k|print|len|isinstance|del_?\w*"
+    r"(?:log_?probs|(?:compute_)?entropy|\w*sum_pi_squared)_from_logits"
+    r"(?:_v2|_with_chunking|_response|_(?:all|response)_rmpad)?|checkpoint|arg_?max|top_?k|print|len|isinstance|del_?\w*"
 )
 _PLAIN = re.compile(r"(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?")
 _COPIES = words("softmax log_softmax float clone expand exp repeat repeat_interleave")
