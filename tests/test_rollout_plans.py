@@ -206,7 +206,7 @@ def test_verl_has_no_cards_apart_with_the_training_as_it_is_and_no_plan_needs_mo
 
 @pytest.mark.slow
 def test_verl_splits_the_cards_where_that_is_asked_for() -> None:
-    """Its recipes with cards apart generate while they train, on completions of the step before: less of a step waits."""
+    """Its recipes with cards apart generate while they train, on completions of the step before: less waits."""
     found = plan({**rolling(VERL, placement="separate"), "global_batch_size": 64})
     best, together = found.plans[0], plan({**rolling(VERL), "global_batch_size": 64}).plans[0]
     assert best.job["rollout"]["num_gpus"] + best.job["num_gpus"] == VERL["num_gpus"]
