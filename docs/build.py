@@ -54,7 +54,7 @@ def output_of(command: str, language: str) -> str:
     reader = {"NO_COLOR": "1", "COLUMNS": "100", "HF_HUB_OFFLINE": "1", "MEMPLAN_LANG": language}
     environment = {**os.environ, **reader, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False
+        words, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=600, check=False
     )
     if done.returncode not in (0, 1):
         raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}")
