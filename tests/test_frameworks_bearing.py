@@ -201,6 +201,23 @@ def test_what_has_a_word_in_a_job_is_read_of_a_script(
     assert found == value
 
 
+@pytest.mark.parametrize(
+    ("fused", "flash", "attention", "backend"),
+    [
+        ("1", "1", "flash", "auto"),
+        ("0", "1", "flash", "flash"),
+        ("1", "0", "flash", "fused"),
+        ("0", "0", "eager", "auto"),
+    ],
+)
+def test_kernels_that_the_environment_turns_off_are_off(
+    tmp_path: Path, fused: str, flash: str, attention: str, backend: str
+) -> None:
+    file, text = FILES["megatron"]
+    job = read(tmp_path, f"NVTE_FUSED_ATTN={fused} NVTE_FLASH_ATTN={flash} {text}\n", file).job
+    assert (job.attention, job.megatron.attention_backend) == (attention, backend)
+
+
 @pytest.mark.parametrize(("method", "dropout"), [("grpo", 0.0), ("sft", 0.05)])
 def test_dropout_that_a_file_turns_off_is_off(tmp_path: Path, method: str, dropout: float) -> None:
     text = {"grpo": f"{GRPO}use_peft: true\ndisable_dropout: true\n", "sft": f"{SFT}use_peft: true\n"}[method]

@@ -5,7 +5,7 @@ Source: Megatron-LM megatron/training/arguments.py (core 0.16): defaults of _add
 import re
 from typing import Any
 
-from memplan.frameworks.base import DEFAULT, Keys, Origin
+from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.documents import is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.local_models import vocabulary_by_name
@@ -187,13 +187,33 @@ def _latent(keys: Keys, feed_forward: int) -> dict[str, Any]:
     }
 
 
+SWITCHES = ("NVTE_FUSED_ATTN", "NVTE_FLASH_ATTN")
+
+
+def left_by(draft: Draft) -> tuple[str, str]:
+    """What Transformer Engine's switches in the command's environment leave of its kernels, and where; nothing where
+    they leave all (2.11 pytorch/attention/dot_product_attention/utils.py: get_attention_backend)."""
+    command = draft.script.commands[0] if draft.script is not None and draft.script.commands else None
+    if draft.script is None or command is None:
+        return "", ""
+    fused, flash = (command.environment.get(name) != "0" for name in SWITCHES)
+    off = " ".join(f"{name}=0" for name in SWITCHES if command.environment.get(name) == "0")
+    left = "" if fused and flash else "flash" if flash else "fused" if fused else "unfused"
+    return left, f"{draft.script.path}, line {command.line}: {off}"
+
+
 def put_attention(keys: Keys, kind: str, dropout: float, *found: str) -> None:
     """The kind of attention; where it makes its scores their dropout too, which is ``dropout`` unless somebody says.
     What is automatic falls back where the card has no kernel, and is nobody's word. Which kernel counts where rows are
     apart: those of packed sequences are joined to one."""
-    backend = str(keys.get(found[0]) or "").rpartition(".")[2].lower()
+    left, where = ("", "") if keys.has(found[0]) else left_by(keys.draft)
+    backend = left or str(keys.get(found[0]) or "").rpartition(".")[2].lower()
+    kind = "eager" if backend == "unfused" else kind
     apart = not any(map(keys.flag, ("use_packed_seq_params", "use_packed_sequence", "packing", "padding_free")))
-    if backend in ("", "auto") and not any(map(keys.has, found[1:])):
+    if left:
+        keys.draft.put("attention", kind, Origin(FILE, where))
+        keys.skip(*found)
+    elif backend in ("", "auto") and not any(map(keys.has, found[1:])):
         keys.draft.put("attention", kind, Origin(DEFAULT, f"{keys.framework.label}: {found[0]} auto"))
         keys.skip(*found)
     else:
