@@ -72,6 +72,14 @@ class Draft:
         return {**self.values, **self.options}
 
     @property
+    def environment(self) -> tuple[Mapping[str, str], str]:
+        """Variables of the command that is read, and where it stands; nothing of one that Ray starts from afar."""
+        command = next(iter(self.script.commands), None) if self.script is not None else None
+        if self.script is None or command is None or command.texts[0].endswith("ray"):
+            return {}, ""
+        return command.environment, f"{self.script.path}, line {command.line}"
+
+    @property
     def version(self) -> tuple[int, ...]:
         """The trainer's version where an option says it, else later than any."""
         return version_key(str(self.options.get("trainer_version") or "")) or (99,)

@@ -105,17 +105,16 @@ def put_engine(keys: Keys, name: str, key: str, *, separate: bool | None = None,
 
 
 def _first_engine(draft: Draft) -> None:
-    """vLLM's first engine, where the command's environment asks for it; what Ray starts from afar does not have it."""
-    command = draft.script.commands[0] if draft.script is not None and draft.script.commands else None
+    """vLLM's first engine, where the command's environment asks for it."""
+    variables, where = draft.environment
     rollout = draft.values.get("rollout") or {}
-    if command is None or command.texts[0].endswith("ray") or "engine_version" in (draft.options.get("rollout") or {}):
+    if "engine_version" in (draft.options.get("rollout") or {}):
         return
     trainer, of = draft.values.get("trainer", ""), str(draft.values.get("trainer_version") or "")
     version = rollout.get("engine_version") or taken_by(trainer, of, "vllm")
-    setting = runs_first(version, command.environment)
-    if setting and draft.script is not None:
+    setting = runs_first(version, variables)
+    if setting:
         draft.values["rollout"] = {**rollout, "engine_version": FIRST}
-        where = f"{draft.script.path}, line {command.line}"
         draft.remarks.append(
             f"{where}: under {setting} vLLM {version} runs its first engine (V0): counted as {FIRST}'s"
         )

@@ -193,13 +193,10 @@ SWITCHES = ("NVTE_FUSED_ATTN", "NVTE_FLASH_ATTN")
 def left_by(draft: Draft) -> tuple[str, str]:
     """What Transformer Engine's switches in the command's environment leave of its kernels, and where; nothing where
     they leave all (2.11 pytorch/attention/dot_product_attention/utils.py: get_attention_backend)."""
-    command = draft.script.commands[0] if draft.script is not None and draft.script.commands else None
-    if draft.script is None or command is None:
-        return "", ""
-    fused, flash = (command.environment.get(name) != "0" for name in SWITCHES)
-    off = " ".join(f"{name}=0" for name in SWITCHES if command.environment.get(name) == "0")
-    left = "" if fused and flash else "flash" if flash else "fused" if fused else "unfused"
-    return left, f"{draft.script.path}, line {command.line}: {off}"
+    variables, where = draft.environment
+    off = [name for name in SWITCHES if variables.get(name) == "0"]
+    left = {SWITCHES[:1]: "flash", SWITCHES[1:]: "fused", SWITCHES: "unfused"}.get(tuple(off), "")
+    return left, f"{where}: {', '.join(f'{name}=0' for name in off)}"
 
 
 def put_attention(keys: Keys, kind: str, dropout: float, *found: str) -> None:
