@@ -18,9 +18,9 @@ import re
 import shlex
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -42,8 +42,20 @@ def language_of(page: str) -> str:
     return "zh" if page.endswith(".zh.md") else "en"
 
 
-@cache
+asking = Lock()
+running: dict[tuple[str, str], Future[str]] = {}
+commands = ThreadPoolExecutor(os.cpu_count())  # each is a process of its own
+
+
 def output_of(command: str, language: str) -> str:
+    """What a command prints; one that several pages show runs once, though they ask for it at the same time."""
+    with asking:
+        if (command, language) not in running:
+            running[command, language] = commands.submit(printed_by, command, language)
+    return running[command, language].result()
+
+
+def printed_by(command: str, language: str) -> str:
     """What a command prints, as a reader without colours and without a network sees it. ``| head -n N`` cuts it."""
     cut = FIRST_LINES.search(command)
     words = shlex.split(FIRST_LINES.sub("", command))
@@ -111,8 +123,9 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", help="these alone, by their paths in the checkout")
     arguments = parser.parse_args()
     check, stale = arguments.check, 0
-    with ThreadPoolExecutor(os.cpu_count()) as pages:  # the commands are processes of their own
-        each = [*pages.map(files_of, dict.fromkeys(arguments.pages or PAGES))]
+    names = [*dict.fromkeys(arguments.pages or PAGES)]
+    with ThreadPoolExecutor(len(names)) as pages:
+        each = [*pages.map(files_of, names)]
     for files in each:
         for file, after in files.items():
             shown = file.relative_to(ROOT)
