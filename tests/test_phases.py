@@ -156,6 +156,10 @@ class TestLoad:
         assert own.allocated_bytes < whole.allocated_bytes
         away = moment("load", **keys, **bare, fsdp={"cpu_offload": True})  # as fsdp_qlora loads, which is said
         assert "the whole model, before it is divided" not in rows(away)
+        factory = {**keys, **sparing, "trainer": "llamafactory"}
+        older = moment("load", **factory, trainer_version="0.9.4")
+        assert "the whole model, before it is divided" not in rows(older)
+        assert any("trainer_version: 0.9.4" in each for each in report(**factory, trainer_version="0.9.5").warnings)
         older, newer = (moment("load", **keys, **sparing, trainer_version=version) for version in ("4.57", "5.23"))
         assert "the whole model, before it is divided" not in rows(older)
         assert "the whole model, before it is divided" in rows(newer)

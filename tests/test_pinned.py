@@ -1,5 +1,6 @@
 """Versions that a project pins decide the defaults of what its files leave out."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,23 @@ def test_an_older_or_newer_bitsandbytes_decides_what_products_keep(pins: str, ve
     Path("train.py").write_text(FOUR_BIT)
     found = check_file("train.py", {"gpu": "80GB", "num_gpus": 1})
     assert (found.job["trainer_version"], "bitsandbytes" in found.text) == (version, unclear), found.text
+
+
+@pytest.mark.parametrize(
+    ("pins", "version", "precision"),
+    [
+        ("transformers>=4.41.2,<=4.45.0\n", "0.8", "bf16-amp"),
+        ("transformers>=4.45.0,<=4.52.4,!=4.46.*\n", "0.9.3", "bf16"),
+        ("llamafactory[metrics]==0.9.2\ntransformers==4.57.1\n", "0.9.2", "bf16-amp"),
+        ("transformers==4.57.1\n", "0.9.4", "bf16"),
+        ("transformers==5.2\n", "0.9.5", "bf16"),
+    ],
+)
+def test_llamafactory_is_of_the_version_that_goes_with_what_is_pinned(pins: str, version: str, precision: str) -> None:
+    """Before 0.9.3 its weights are in fp32 under FSDP (model/patcher.py: is_fsdp_enabled)."""
+    Path("requirements.txt").write_text(pins)
+    keys = {"stage": "sft", "do_train": True, "finetuning_type": "lora", "template": "qwen", "bf16": True}
+    keys |= {"model_name_or_path": "Qwen/Qwen2.5-7B", "cutoff_len": 1024, "per_device_train_batch_size": 1}
+    Path("sft.json").write_text(json.dumps(keys))
+    found = check_file("sft.json", {"gpu": "80GB", "num_gpus": 8, "sharding": "fsdp"})
+    assert (found.job["trainer_version"], found.job["precision"]) == (version, precision)

@@ -1,5 +1,6 @@
-"""Versions of TRL, transformers, vLLM, bitsandbytes and PyTorch that a project pins: in requirements, pyproject.toml,
-setup.py, environment files, or the lock of uv or Poetry; last by what its scripts, its Dockerfile and its page install.
+"""Versions of TRL, transformers, LLaMA-Factory, vLLM, bitsandbytes and PyTorch that a project pins: in requirements,
+pyproject.toml, setup.py, environment files, or the lock of uv or Poetry; last by what its scripts, its Dockerfile and
+its page install.
 
 What is installed decides what an argument means that is left out: TRL checkpoints activations by default from 0.22 on,
 transformers loads in the checkpoint's dtype from 5 on. A lower bound says which it is not (``transformers>=``). The
@@ -22,7 +23,7 @@ _INSTALLS = re.compile(r"[\w.-]+\.(?:sh|bash|slurm|sbatch)|Dockerfile|README\.md
 MOST_INSTALLING = 60
 """Scripts of one folder that are looked into."""
 MAX_BYTES = 4 * 1024 * 1024
-_OF = "(trl|transformers|vllm|bitsandbytes|torch)"
+_OF = "(trl|transformers|llamafactory|vllm|bitsandbytes|torch)"
 _LOCKED = re.compile(rf'^name = "{_OF}"\nversion = "(\d[\w.]*)"', re.MULTILINE)
 _NEEDED = re.compile(
     rf"^[ \t\"'-]*{_OF}(?:\[[\w,\s-]*\])?\s*((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)",

@@ -10,6 +10,7 @@ from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import Method
 from memplan.tables.phases import PHASES, SEPARATE_EXPERTS, Habits, copies_always, habits_of, largest_file
+from memplan.tables.trainers import TRAINERS
 from memplan.units import DTYPE_BYTES, ceil_div
 
 FP32 = DTYPE_BYTES["fp32"]
@@ -75,7 +76,8 @@ def _loaded(recipe: Recipe) -> int:
     """Bytes of an element as from_pretrained makes it: under FSDP's mixed precision it is accelerate that upcasts."""
     if recipe.quantised is not None:
         return recipe.quantised.original_itemsize
-    loads_half = recipe.trainer.numerics.weights != "fp32"
+    numerics = recipe.trainer.numerics
+    loads_half = numerics.weights != "fp32" and not numerics.fsdp_in_fp32
     if recipe.sharding.fsdp.casts and loads_half:
         return 2
     return recipe.storage.precision.weights
@@ -101,6 +103,12 @@ def _packs_for_host(job: Job, recipe: Recipe, several: bool, notes: Notes) -> bo
     wait on the host (train.py: load_and_quantize, low_memory)."""
     given, own = job.fsdp.cpu_ram_efficient_loading, recipe.trainer.name == "pytorch"
     if not _may_pack_for_host(recipe):
+        before = [era.since for era in TRAINERS[recipe.trainer.name] if era.models.transformers_4]
+        if recipe.sharding.name in ("fsdp", "fsdp2") and several and before:
+            notes.remark(
+                "load: transformers 5 packs the whole base on every card before FSDP divides it, and 4 hands each "
+                f"matrix to the host; trainer_version: {before[-1]} counts what runs with 4"
+            )
         return False
     if given is None and own and several and recipe.sharding.fsdp.cpu_offload:
         notes.assume(

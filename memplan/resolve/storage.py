@@ -139,7 +139,8 @@ def _auto_precision(job: Job, trainer: Trainer, spec: ModelSpec, split: Split, l
     half = "fp16" not in (dtype, spec.dtype) and spec.dtype != "fp32"
     own = "checkpoint" if job.method in numerics.checkpoints_dtype and half else numerics.weights
     told = numerics.loads_dtype and job.dtype == "bf16"
-    loaded, under_fsdp = ("checkpoint", "checkpoint") if told else (own, numerics.weights)
+    whole = numerics.fsdp_in_fp32 and job.quantization == "none"
+    loaded, under_fsdp = ("checkpoint", "checkpoint") if told else (own, "fp32" if whole else numerics.weights)
     accelerated = trainer.runs_on == "accelerate" or under_fsdp == "trained-fp32"
     if split.is_fsdp and lora and under_fsdp != "fp32" and accelerated:
         return dtype, "trainer", f"{trainer.title} loads the checkpoint's {dtype} weights; only trained ones are upcast"

@@ -32,8 +32,7 @@ class ModelClasses(NamedTuple):
     """The model classes that a trainer runs."""
 
     transformers_4: bool = False
-    """Those of transformers before 5: checkpointing calls the layer as FSDP has wrapped it, where later the layer
-    checkpoints itself, within its unit; experts are modules of their own."""
+    """Those of transformers before 5: checkpoints around FSDP's units, not within; experts are modules of their own."""
     keeps_4bit_inputs: bool = False
     """bitsandbytes before 0.43.2: ``ctx.tensors`` of MatMul4Bit (autograd/_functions.py) is (A, B), not (None, B)."""
     before_5_24: bool = False
@@ -66,6 +65,8 @@ class Numerics(NamedTuple):
     weights: LoadedWeights = "checkpoint"
     checkpoints_dtype: tuple[str, ...] = ()
     """Methods whose trainer calls from_pretrained without a dtype, which then is the checkpoint's."""
+    fsdp_in_fp32: bool = False
+    """Under FSDP it tells from_pretrained no dtype, which then is fp32; of a quantised base it does."""
     loads_dtype: bool = False
     """A job that says ``dtype: bf16`` says what from_pretrained loads, whatever it would load by itself."""
     autocast: bool = False
@@ -221,8 +222,7 @@ class Rollouts(NamedTuple):
     """Online methods: what is scored, and the other models that train or judge."""
 
     scored: bool = False
-    """The policy scores its own completions before the update (old log-probabilities); elsewhere those of the rollout
-    serve, or the update's own."""
+    """The policy scores its completions before the update; elsewhere the rollout's scores serve, or the update's."""
     counts_prompts: bool = False
     """An example of the batch is a prompt with its group of completions; elsewhere each completion is one."""
     critic: CriticUpdate = "own-backward"

@@ -92,6 +92,17 @@ _TRANSFORMERS_5_24 = _TRANSFORMERS_5_0._replace(
     source="transformers 5.24 trainer.py, training_args.py: as 5.23; models/*/modeling_*.py: _supports_flash_attn",
 )
 
+TRANSFORMERS = (
+    _TRANSFORMERS_4_0,
+    _TRANSFORMERS_4_43,
+    _TRANSFORMERS_4_46,
+    _TRANSFORMERS_4_48,
+    _TRANSFORMERS_4_49,
+    _TRANSFORMERS_4_54,
+    _TRANSFORMERS_5_0,
+    _TRANSFORMERS_5_24,
+)
+
 _ROUTERS: dict[str, RouterTerm] = dict.fromkeys(("grpo", "rloo", "ppo", "online-dpo", "distill"), "unread")
 """trl 0.9 to 1.6, trainer/*.py: aux_loss_enabled is the model's config's output_router_logits; what is not named reads
 outputs.aux_loss, or lets the class add it to its own loss."""
@@ -241,14 +252,7 @@ _TRL_1_15 = _TRL_1_14._replace(
 
 ROWS = (
     _PYTORCH,
-    _TRANSFORMERS_4_0,
-    _TRANSFORMERS_4_43,
-    _TRANSFORMERS_4_46,
-    _TRANSFORMERS_4_48,
-    _TRANSFORMERS_4_49,
-    _TRANSFORMERS_4_54,
-    _TRANSFORMERS_5_0,
-    _TRANSFORMERS_5_24,
+    *TRANSFORMERS,
     _TRL_0_7,
     _TRL_0_10,
     _TRL_0_15,

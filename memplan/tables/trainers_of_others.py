@@ -17,6 +17,7 @@ from memplan.tables.trainer import (
     Reference,
     Rollouts,
     Trainer,
+    version_key,
 )
 from memplan.tables.trainer_switches import (
     HUGGING_FACE,
@@ -29,6 +30,7 @@ from memplan.tables.trainer_switches import (
     OPENRLHF,
     VERL,
 )
+from memplan.tables.trainers_of_hugging_face import TRANSFORMERS
 
 _PREFERENCES = ("dpo", "ipo", "kto", "orpo", "simpo")
 _FP32_LOGITS = Logits(fp32=("*",), freed=True)
@@ -69,30 +71,58 @@ _VERL_BEFORE = _VERL._replace(
     switches={**VERL, "optimizer_impl": ("auto",)},
     source="verl 0.2 to 0.8 workers/actor/dp_actor.py: logits_rmpad.div_(temperature)",
 )
-ROWS = (
-    Trainer(
-        "llamafactory",
-        "LLaMA-Factory",
-        runs_on="accelerate",
-        methods=Methods(("sft", "reward", *_PREFERENCES), later=("ppo",)),
-        models=ModelClasses(freezes_tower=True),
-        numerics=Numerics("trained-fp32", autocast=True, fp32_outputs=True),
-        optimizer_impl="fused",
-        checkpointing=Checkpointing(on=True),
-        parallelism=Parallelism(syncs_each_batch=False),
-        disables_dropout=_PREFERENCES,
-        loss=Loss(
-            heads={"sft": "cross-entropy", "*": "log-softmax"},
-            liger_heads={"sft": "liger"},
-            sft_term_of={"*": "free"},
-            router_term={"sft": "model", "*": "unread"},
-            balanced=("ernie4_5_moe", "granitemoe", "jamba", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
-            kl_after_policy=True,
-        ),
-        logits=Logits(fp32=_PREFERENCES, freed=True, held=("*",), metrics={"kto": "scored-again"}),
-        switches=HUGGING_FACE,
-        source="llamafactory 0.9.5 train/dpo/trainer.py: all_logits.to(torch.float32), get_batch_logps",
+_LLAMAFACTORY = Trainer(
+    "llamafactory",
+    "LLaMA-Factory",
+    since="0.9.5",
+    runs_on="accelerate",
+    methods=Methods(("sft", "reward", *_PREFERENCES), later=("ppo",)),
+    models=ModelClasses(before_5_24=True, freezes_tower=True),
+    numerics=Numerics("trained-fp32", autocast=True, fp32_outputs=True),
+    optimizer_impl="fused",
+    checkpointing=Checkpointing(on=True),
+    parallelism=Parallelism(syncs_each_batch=False),
+    disables_dropout=_PREFERENCES,
+    loss=Loss(
+        heads={"sft": "cross-entropy", "*": "log-softmax"},
+        liger_heads={"sft": "liger"},
+        sft_term_of={"*": "free"},
+        router_term={"sft": "model", "*": "unread"},
+        balanced=("ernie4_5_moe", "granitemoe", "jamba", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+        kl_after_policy=True,
     ),
+    logits=Logits(fp32=_PREFERENCES, freed=True, held=("*",), metrics={"kto": "scored-again"}),
+    switches=HUGGING_FACE,
+    source="llamafactory 0.9.5 train/dpo/trainer.py: all_logits.to(torch.float32), get_batch_logps",
+)
+LLAMAFACTORY_BESIDE = {
+    "0.8": "4.45",
+    "0.9.1": "4.46",
+    "0.9.2": "4.49",
+    "0.9.3": "4.52",
+    "0.9.4": "4.57",
+    "0.9.5": "5.6",
+}
+"""The newest transformers that each version lets in (requirements.txt, from 0.9.4 on pyproject.toml)."""
+
+
+def _llamafactory_beside(since: str) -> Trainer:
+    """LLaMA-Factory before transformers 5, whose classes and losses its supervised fine-tuning runs."""
+    newest = version_key(LLAMAFACTORY_BESIDE[since])
+    era = [each for each in TRANSFORMERS if version_key(each.since) <= newest][-1]
+    return _LLAMAFACTORY._replace(
+        since=since,
+        models=era.models._replace(freezes_tower=True, repeats_flash=()),
+        numerics=_LLAMAFACTORY.numerics._replace(fsdp_in_fp32=version_key(since) < (0, 9, 3)),
+        loss=_LLAMAFACTORY.loss._replace(heads={"sft": era.loss.heads["*"], "*": "log-softmax"}),
+        logits=_LLAMAFACTORY.logits._replace(fp32=era.logits.fp32 or _PREFERENCES),
+        source=f"llamafactory {since} model/patcher.py: torch_dtype, is_fsdp_enabled; transformers {era.since}",
+    )
+
+
+ROWS = (
+    *(_llamafactory_beside(since) for since in list(LLAMAFACTORY_BESIDE)[:-1]),
+    _LLAMAFACTORY,
     Trainer(
         "llamafactory-v1",
         "LLaMA-Factory v1",

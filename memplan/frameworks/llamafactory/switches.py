@@ -1,13 +1,16 @@
-"""What LLaMA-Factory trains of a model that sees images: its language model alone, where nobody says otherwise; and the
-optimizers of its own switches."""
+"""What LLaMA-Factory trains of a model that sees images: its language model alone, where nobody says otherwise; the
+optimizers of its own switches; and which version it is."""
 
 from typing import Any
 
-from memplan.frameworks.base import FILE, Draft, Keys, Origin
+from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.image_bounds import fill_with_images
 from memplan.frameworks.own_words.names import lora_targets, may_see_images
+from memplan.frameworks.pinned import pinned
 from memplan.spec.freezing import LANGUAGE_MODEL
+from memplan.tables.trainer import version_key
+from memplan.tables.trainers_of_others import LLAMAFACTORY_BESIDE
 
 RESTING = {
     "freeze_vision_tower": ("vision_tower", True),
@@ -92,3 +95,19 @@ BLOCKS = {"mlp": ("gate_proj", "up_proj", "down_proj"), "self_attn": ("q_proj", 
 
 def _linears(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(linear for name in names for linear in BLOCKS.get(name, (name,)))
+
+
+def put_version(path: str, draft: Draft) -> None:
+    """What the project pins, or what goes with the transformers that it, or its copy of LLaMA-Factory, lets in."""
+    if draft.now("trainer_version"):
+        return
+    version, whose = pinned(path, "llamafactory")
+    why = f"{whose} pins llamafactory {version}"
+    beneath, whose = ("", "") if version else pinned(path, "transformers")
+    if beneath:
+        taking = (own for own, last in LLAMAFACTORY_BESIDE.items() if version_key(beneath)[:2] <= version_key(last))
+        version = next(taking, list(LLAMAFACTORY_BESIDE)[-1])
+        why = f"{whose} takes transformers {beneath}, which LLaMA-Factory {version} came out beside"
+    if version:
+        draft.options = {"trainer_version": version, **draft.options}
+        draft.put("trainer_version", version, Origin(DEFAULT, why))
