@@ -140,6 +140,13 @@ def test_one_key(tmp_path: Path, line: str, key: str, value: object) -> None:
     assert getattr(read(tmp_path, f"{QLORA}{line}\n").job, key) == value
 
 
+def test_a_base_that_fsdp2_divides_is_packed_on_the_host_where_it_loads_sparingly(tmp_path: Path) -> None:
+    """loaders/model.py: under version 2 device_map is cpu for the first process of a node, and meta for the others."""
+    for version, packs in ((1, False), (2, True)):
+        text = f"{QLORA}fsdp_version: {version}\nfsdp_config: {{cpu_ram_efficient_loading: true}}\n"
+        assert read(tmp_path, text, num_gpus=8).job.fsdp.packs_on_host is packs
+
+
 def test_what_shards_leave_of_the_gpus_are_replicas(tmp_path: Path) -> None:
     sharded = f"{QLORA}fsdp_version: 2\nfsdp_config: {{reshard_after_forward: true}}\ndp_shard_size: 2\n"
     for gpus, more, replicas in ((8, "", 4), (4, "dp_replicate_size: 2\n", 2), (2, "", None)):

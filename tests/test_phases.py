@@ -160,6 +160,8 @@ class TestLoad:
         older = moment("load", **factory, trainer_version="0.9.4")
         assert "the whole model, before it is divided" not in rows(older)
         assert any("trainer_version: 0.9.4" in each for each in report(**factory, trainer_version="0.9.5").warnings)
+        packed = moment("load", **{**keys, "sharding": "fsdp2"}, fsdp={"packs_on_host": True})
+        assert "the whole model, before it is divided" not in rows(packed)
         older, newer = (moment("load", **keys, **sparing, trainer_version=version) for version in ("4.57", "5.23"))
         assert "the whole model, before it is divided" not in rows(older)
         assert "the whole model, before it is divided" in rows(newer)

@@ -68,7 +68,7 @@ def loading(job: Job, recipe: Recipe, habits: Habits, notes: Notes) -> Loading:
         stacks=_converts(recipe),
         sent=recipe.quantised is not None
         and job.fsdp.cpu_ram_efficient_loading is not False
-        and _may_pack_for_host(recipe),
+        and _may_pack_for_host(job, recipe),
     )
 
 
@@ -102,7 +102,7 @@ def _packs_for_host(job: Job, recipe: Recipe, several: bool, notes: Notes) -> bo
     there; a loop of one's own does as it says, and as AnswerDotAI/fsdp_qlora does where it says nothing and weights
     wait on the host (train.py: load_and_quantize, low_memory)."""
     given, own = job.fsdp.cpu_ram_efficient_loading, recipe.trainer.name == "pytorch"
-    if not _may_pack_for_host(recipe):
+    if not _may_pack_for_host(job, recipe):
         before = [era.since for era in TRAINERS[recipe.trainer.name] if era.models.transformers_4]
         if recipe.sharding.name in ("fsdp", "fsdp2") and several and before:
             notes.remark(
@@ -116,12 +116,12 @@ def _packs_for_host(job: Job, recipe: Recipe, several: bool, notes: Notes) -> bo
             "each process packs the whole model on its card first"
         )
         return True
-    return bool(given)
+    return bool(given) or job.fsdp.packs_on_host
 
 
-def _may_pack_for_host(recipe: Recipe) -> bool:
-    by_own_loop = recipe.trainer.name == "pytorch"
-    return recipe.sharding.name in ("fsdp", "fsdp2") and (by_own_loop or recipe.trainer.models.transformers_4)
+def _may_pack_for_host(job: Job, recipe: Recipe) -> bool:
+    own = recipe.trainer.name == "pytorch" or job.fsdp.packs_on_host
+    return recipe.sharding.name in ("fsdp", "fsdp2") and (own or recipe.trainer.models.transformers_4)
 
 
 def _converts(recipe: Recipe) -> bool:

@@ -111,6 +111,8 @@ class Fsdp(Frozen):
     """TRANSFORMER_BASED_WRAP: a unit for each decoder layer; NO_WRAP: one for the whole model."""
     cpu_ram_efficient_loading: Flag | None = None
     """The first process of each node reads the checkpoint, the others get their weights from it."""
+    packs_on_host: Flag = False
+    """A quantised base is packed in the memory of the host, by the process that reads it, not on cards."""
     float8_all_gather: Flag = False
     """FSDP2 with float8 tensorwise: weights are gathered in float8 (torchao's enable_fsdp_float8_all_gather)."""
     own_ends: Flag | None = None

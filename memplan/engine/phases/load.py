@@ -41,8 +41,12 @@ def enter_host(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     read = elements * load.itemsize if load.way in ("host", "rank0") and load.copied else 0
     if load.way in ("host", "rank0") and load.stacks and not load.copied:
         read = experts_bytes(own, load.itemsize)[0]
+    factors: tuple[int, ...] = (elements, load.itemsize)
+    if load.way == "rank0" and recipe.quantised is not None:
+        read = whole_bytes(recipe, own)
+        factors = (read,)  # each matrix leaves the card, or is handed to the others, packed
     ledger.add("weights as they are read", "parameters", read, POLICY, SHARD, place=place).formula(
-        "elements × bytes", elements, load.itemsize
+        "elements × bytes", *factors
     ).since(
         "cast or stacked, so copies in host memory until they are on the card"
         + ("" if load.way == "rank0" else ", of every process"),
