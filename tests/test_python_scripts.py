@@ -252,7 +252,7 @@ def test_a_notebook_is_its_cells(tmp_path: Path) -> None:
 def test_a_program_without_a_training_is_skipped(tmp_path: Path) -> None:
     assert check(tmp_path, "print(1)").fits == "skipped"
     assert check(tmp_path, "def build(model):\n    return SFTTrainer(model=model, args=SFTConfig())").fits == "skipped"
-    own = check(tmp_path, MODEL + "for x in data:\n    model(x).loss.backward()")
+    own = check(tmp_path, MODEL + "for x in data:\n    mine(model(x).logits).backward()")
     assert (own.fits, own.line) == ("unclear", 11)
     assert "training loop of the program's own" in own.text
     with pytest.raises(NoTraining):

@@ -15,7 +15,9 @@ CLASSES: dict[str, tuple[str, str]] = {
         bitsandbytes.optim.AdamW8bit=adamw-8bit bitsandbytes.optim.Adam8bit=adamw-8bit
         bitsandbytes.optim.PagedAdamW=paged-adamw bitsandbytes.optim.PagedAdam=paged-adamw
         bitsandbytes.optim.PagedAdamW8bit=paged-adamw-8bit bitsandbytes.optim.PagedAdam8bit=paged-adamw-8bit
-        bitsandbytes.optim.Lion8bit=lion-8bit bitsandbytes.optim.PagedLion8bit=paged-lion-8bit"""
+        bitsandbytes.optim.Lion8bit=lion-8bit bitsandbytes.optim.PagedLion8bit=paged-lion-8bit transformers.AdamW=adamw
+        transformers.optimization.AdamW=adamw deepspeed.ops.adam.FusedAdam=adamw
+        deepspeed.ops.adam.DeepSpeedCPUAdam=adamw"""
     ).items()
     for word, _, library in [found.partition(",")]
 } | {
@@ -27,6 +29,14 @@ CLASSES: dict[str, tuple[str, str]] = {
 torchao's ``_AdamW`` keeps states of the weight's dtype, and steps on one weight at a time."""
 STEPS = ("adamw", "sgd", "sgd-momentum")
 """Of which torch has three ways to step."""
+
+
+def way_of(path: str, arguments: Mapping[str, Any]) -> str:
+    """How an optimizer steps that a program makes: torch's with foreach where nothing says otherwise (torch 2.13
+    optim/optimizer.py: _default_to_fused_or_foreach), transformers' on one weight at a time, DeepSpeed's fused."""
+    if path.startswith("deepspeed.") or arguments.get("fused") is True:
+        return "fused"
+    return "loop" if path.startswith("transformers.") or arguments.get("foreach") is False else "foreach"
 
 
 def found_class(path: str, module: str = "torch.optim") -> tuple[str, str] | None:

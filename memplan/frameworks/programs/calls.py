@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hydra import composed, put_at
 from memplan.frameworks.launch import Launch
-from memplan.frameworks.programs import changes
+from memplan.frameworks.programs import changes, loops
 from memplan.frameworks.programs import models as python_models
 from memplan.frameworks.programs.builtins import FUNCTIONS
 from memplan.frameworks.programs.call import Call
@@ -178,12 +178,17 @@ def library(
     if isinstance(callee, Method):
         call = Call(run, args, named, places, place, node, callee.owner, callee.name)
         changes.called(call)
+        loops.noted(call, None)
         return _above(call) if isinstance(callee.owner, Super) else _method(call)
     if not isinstance(callee, Ref):
-        return Call(run, args, named, places, place, node, callee).unknown()
+        call = Call(run, args, named, places, place, node, callee)
+        loops.noted(call, callee)
+        return call.unknown()
     if callee.name.startswith("deepspeed."):
         run.sharded = run.sharded or place
     call = Call(run, args, named, places, place, node, name=callee.name)
+    if callee.name == loops.INITIALISED:
+        return loops.initialised(call)
     if callee.name in ("sys.exit", "exit", "quit"):
         return Ref("sys.exit()")
     work = FUNCTIONS.get(callee.name) or (FUNCTIONS.get(f"*.{callee.last}") if callee.known else None)

@@ -11,6 +11,7 @@ from memplan.frameworks.asking import SHELLS
 from memplan.frameworks.base import Draft
 from memplan.frameworks.documents import Document
 from memplan.frameworks.programs import calls as python_calls
+from memplan.frameworks.programs import loops
 from memplan.frameworks.programs.files import Files
 from memplan.frameworks.programs.run import Known, Run
 from memplan.frameworks.programs.text import program_of
@@ -99,7 +100,10 @@ def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
     starter = next((place.path for place in known.places.values() if place.path.endswith(SHELLS)), "")
     program, run = program_of(text, path), Run(known, python_calls, Files(path, starter))
     run.hopeful, run.saved_by = hopeful, lambda document: followed(document, Known()).saved
-    run.program(program.parts or [part for _, part in program.written])
+    parts = program.parts or [part for _, part in program.written]
+    run.program(parts)
+    plain = [] if run.trainers else loops.trainers(run, parts)
+    run.trainers, run.uncalled = run.trainers or plain, run.uncalled and not plain
     return run
 
 

@@ -4,10 +4,11 @@ import ast
 import re
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from memplan.frameworks.asking import WRITE
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.optimizer_classes import found_class
+from memplan.frameworks.optimizer_classes import STEPS, found_class, way_of
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Class, Ref, Thing
 from memplan.frameworks.trl.methods import method_of
@@ -212,16 +213,25 @@ def _optimizer(trainer: Thing, draft: Draft) -> None:
     made = trainer.values.get(key)
     made = made[0] if isinstance(made, tuple) and not isinstance(made, Ref) and made else made
     name = made.name if isinstance(made, (Thing, Ref)) else ""
-    word, library = found_class(name) or ("", "")
-    if word and not library:
-        draft.finishers["own optimizer"] = partial(_by_class, word, f"{trainer.places[key]}: {name}")
+    found = found_class(name)
+    if found:
+        arguments = made.values if isinstance(made, Thing) else {}
+        said: dict[str, Any] = {
+            "optimizer": "sgd-momentum" if found[0] == "sgd" and arguments.get("momentum") else found[0]
+        }
+        said |= {"optimizer_args": {"library": found[1]}} if found[1] else {}
+        said |= {"optimizer_impl": way_of(name, arguments)} if found[0] in STEPS and not found[1] else {}
+        draft.finishers["own optimizer"] = partial(_by_class, said, f"{trainer.places[key]}: {name}")
     elif made is not None:
         why = "an optimizer that the program makes is counted as the trainer's"
         draft.warn(key, str(trainer.places[key]), why, "optimizer")
 
 
-def _by_class(word: str, where: str, draft: Draft) -> None:
+def _by_class(said: Mapping[str, Any], where: str, draft: Draft) -> None:
     """The optimizer that the program hands its trainer."""
     if "optimizer" not in draft.given:
         draft.unread[:] = [each for each in draft.unread if each.asks != "optimizer"]
-        draft.values["optimizer"], draft.origins["optimizer"] = word, Origin(FILE, where)
+        for key in ("optimizer_impl", "optimizer_args"):
+            draft.values.pop(key, None)
+        draft.values |= said
+        draft.origins |= dict.fromkeys(said, Origin(FILE, where))

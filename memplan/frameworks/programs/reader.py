@@ -21,6 +21,7 @@ from memplan.frameworks.programs.cuts import put_length
 from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS
 from memplan.frameworks.programs.launch import started, with_options
+from memplan.frameworks.programs.loops import put_loop
 from memplan.frameworks.programs.models import TRAINERS, things
 from memplan.frameworks.programs.reading import read_training
 from memplan.frameworks.programs.run import Known, Run
@@ -89,6 +90,7 @@ def _trainers(run: Run, document: Document) -> list[Thing]:
 def _read_one(trainer: Thing, run: Run, program: Program, document: Document, draft: Draft) -> None:
     _put_gpus(run, draft)
     read_training(trainer, run, dict(program.pins), document.path, draft)
+    put_loop(trainer, draft)
     draft.finishers["model"] = lambda draft: _need_model(draft, run, document)
     draft.finishers["sharded"] = lambda draft: _need_sharding(run, draft)
     draft.finishers["adapters"] = lambda draft: _need_adapters(str(trainer.place), draft)

@@ -1,0 +1,266 @@
+"""A plain training loop of a program's own: one forward of a model of transformers', with the loss that it makes
+itself, ``backward``, a step. It is counted as transformers' Trainer runs it, with the outputs that its names hold.
+
+What makes more of the logits, a second forward or a loss of the program's own is no plain loop, and stays unclear."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.changes import MARK
+from memplan.frameworks.programs.models import as_it_is
+from memplan.frameworks.programs.operators import written
+from memplan.frameworks.programs.others import alive
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.text import Part
+from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown, is_plain
+
+FORWARD, BACKWARD, INITIALISED, LOOP = "a model's forward", "a backward", "deepspeed.initialize", "?loop"
+OFF = ("no_grad", "inference_mode")
+"""Contexts in which a forward trains nothing."""
+OPTIMIZERS = re.compile(
+    r"^(torch\.optim|bitsandbytes\.optim|transformers|deepspeed\.ops|torchao)\b.*\.\w*(Adam|SGD|Lion|Adafactor)"
+)
+NUMBERS = ("len", "float", "int", "max", "min")
+"""Functions that a loss may be divided by the result of."""
+OF_LOSS = ("mean", "float", "sum")
+DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def noted(call: Call, callee: Any) -> None:
+    """Remember a forward of a model, and where gradients are made."""
+    run = call.run
+    if run.aside:
+        return
+    if isinstance(callee, Thing) and callee.name == "model":
+        values = {"node": call.node, "model": as_it_is(callee), "within": run.within}
+        run.things.append(Thing(FORWARD, call.place, values))
+    elif call.name == "backward":
+        scope = run.stack[-1] if run.stack else None
+        beside = alive(run, Thing(LOOP, call.place))
+        values = {"node": call.node, "scope": scope, "beside": beside, "uncalled": run.uncalled}
+        run.things.append(Thing(BACKWARD, call.place, values | {"loaders": _loaders(run, scope, call.node)}))
+
+
+def initialised(call: Call) -> tuple[Any, ...]:
+    """``engine, optimizer, loader, scheduler = deepspeed.initialize(model=model, config=…)``."""
+    call.run.things.append(call.thing(INITIALISED))
+    return (call.get(1, "model"), *(Unknown(f"what {INITIALISED}() gives", call.place) for _ in range(3)))
+
+
+def _loaders(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing]:
+    """The loaders that the loops around a backward go through, the innermost first."""
+    loops = [each for each in ast.walk(scope) if isinstance(each, ast.For)] if scope is not None else []
+    around = [loop for loop in loops if any(each is node for each in ast.walk(loop))]
+    names = [
+        each for loop in around[::-1] for each in ast.walk(loop.iter) if isinstance(each, (ast.Name, ast.Attribute))
+    ]
+    values = [run.evaluate(each, run.frame) for each in names]
+    return [each for each in values if isinstance(each, Thing) and each.last == "DataLoader"]
+
+
+def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
+    """Each plain loop that the program comes to, as a trainer of transformers' with what the loop says."""
+    found: dict[ast.AST, Thing] = {}
+    for each in run.things:
+        if each.name != BACKWARD or each.values["uncalled"]:
+            continue
+        scope = each.values["scope"] or next((part.tree for part in parts if part.path == each.place.path), None)
+        if scope is None:
+            continue
+        inside = set(ast.walk(scope))
+        forwards = {thing.values["node"]: thing for thing in run.things if thing.name == FORWARD}
+        forwards = {node: thing for node, thing in forwards.items() if node in inside}
+        trained = [node for node, thing in forwards.items() if not _is_off(thing)]
+        if len(trained) == 1 and len({thing.values["model"].place for thing in forwards.values()}) == 1:
+            turn = _Turn(scope, trained[0], set(forwards))
+            if turn.is_loss(_lost(each.values["node"])):
+                found[trained[0]] = _trainer(run, each, forwards[trained[0]], turn)
+    return list(found.values())
+
+
+def _is_off(forward: Thing) -> bool:
+    return any(isinstance(each, Thing) and each.last in OFF for each in forward.values["within"])
+
+
+def _lost(node: ast.Call) -> ast.expr | None:
+    """What is differentiated: ``loss.backward()``, ``accelerator.backward(loss)``; None for a graph that is kept."""
+    if node.keywords or len(node.args) > 1:
+        return None
+    return node.args[0] if node.args else node.func.value if isinstance(node.func, ast.Attribute) else None
+
+
+class _Turn:
+    """The function of one loop, and the forward that is trained in it."""
+
+    def __init__(self, scope: ast.AST, forward: ast.AST, forwards: set[ast.AST]) -> None:
+        self.scope, self.forward, self.forwards = scope, forward, forwards
+        self.assigned: dict[str, list[ast.expr]] = {}
+        for each in ast.walk(scope):
+            if isinstance(each, ast.Assign):
+                for target in each.targets:
+                    several = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
+                    for name in several or [target]:  # of several nobody knows which is which
+                        self.assigned.setdefault(ast.unparse(name), []).append(ast.Tuple([]) if several else each.value)
+            if isinstance(each, ast.AugAssign):
+                scaled = ast.BinOp(each.target, each.op, each.value)
+                self.assigned.setdefault(ast.unparse(each.target), []).append(scaled)
+        self.outputs = {name for name, values in self.assigned.items() if forward in values}
+
+    def is_loss(self, node: ast.expr | None, depth: int = 0) -> bool:
+        """Whether an expression is the loss that the model gives, or a share of it."""
+        if node is None or depth > 8:
+            return False
+        if isinstance(node, ast.Attribute) and node.attr == "loss" and self._is_output(node.value):
+            return True
+        if isinstance(node, ast.Subscript) and self._is_output(node.value):
+            return getattr(node.slice, "value", None) in (0, "loss")
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult)):
+            return self.is_loss(node.left, depth + 1) and self._is_number(node.right)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords:
+            one = node.func.value if node.func.attr in OF_LOSS and not node.args else None
+            one = node.args[0] if node.func.attr == "scale" and len(node.args) == 1 else one
+            return self.is_loss(one, depth + 1)
+        values = self.assigned.get(ast.unparse(node), ())
+        rest = [each for each in values if not self._is_share(each, ast.unparse(node))]
+        return bool(rest) and all(self.is_loss(each, depth + 1) for each in rest)
+
+    def _is_share(self, node: ast.expr, name: str) -> bool:
+        """``loss = loss / steps``, ``loss /= steps``."""
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult))):
+            return False
+        return ast.unparse(node.left) == name and self._is_number(node.right)
+
+    def _is_output(self, node: ast.expr) -> bool:
+        values = [node] if node in self.forwards else self.assigned.get(ast.unparse(node), ())
+        return bool(values) and all(each in self.forwards for each in values)
+
+    def _is_number(self, node: ast.expr) -> bool:
+        calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+        return all(ast.unparse(each.func) in NUMBERS for each in calls) and not any(
+            ast.unparse(each) in self.outputs for each in ast.walk(node) if isinstance(each, ast.Name)
+        )
+
+    def more(self) -> Iterator[tuple[str, ast.AST]]:
+        """What the function makes beside the loss: of the logits, and text."""
+        for each in ast.walk(self.scope):
+            if isinstance(each, ast.Attribute) and each.attr != "loss" and self._of_trained(each.value):
+                yield each.attr, each
+            elif isinstance(each, ast.Name) and each.id in self.outputs and isinstance(each.ctx, ast.Load):
+                holder = next((node for node in ast.walk(self.scope) if isinstance(node, (ast.Attribute, ast.Subscript))
+                               and node.value is each), None)  # fmt: skip
+                if holder is None:
+                    yield each.id, each
+            elif isinstance(each, ast.Call) and getattr(each.func, "attr", "") == "generate":
+                yield "generate", each
+
+    def _of_trained(self, node: ast.expr) -> bool:
+        return node is self.forward or ast.unparse(node) in self.outputs
+
+    def accumulates(self) -> bool:
+        """Whether gradients may be there in a forward: they are zeroed under a condition, behind it, or not at all."""
+        calls = [each for each in ast.walk(self.scope) if isinstance(each, ast.Call)]
+        zeroed = [each for each in calls if getattr(each.func, "attr", "") == "zero_grad"]
+        line = getattr(self.forward, "lineno", 0)
+        behind = max((each.lineno for each in calls if getattr(each.func, "attr", "") == "backward"), default=line)
+        doubted = {each for node in ast.walk(self.scope) if isinstance(node, ast.If) for each in ast.walk(node)}
+        return not any(each not in doubted and not line < each.lineno < behind for each in zeroed)
+
+
+def _trainer(run: Run, backward: Thing, forward: Thing, turn: _Turn) -> Thing:
+    place = forward.place
+    trainer, args = (Thing(f"transformers.{name}", place) for name in ("Trainer", "TrainingArguments"))
+    for key, value in (("model", forward.values["model"]), ("args", args), (LOOP, turn), ("?trained", True)):
+        trainer.set(key, value, place)
+    trainer.set("?beside", backward.values["beside"], place)
+    for name, node in turn.more():
+        where = Place(place.path, getattr(node, "lineno", place.line))
+        trainer.set(f"{MARK}{name}", "what the loop makes of it is of the program's own", where)
+    made = [each for each in run.things if OPTIMIZERS.search(each.name)]
+    config = next((each for each in run.things if each.name == INITIALISED), None)
+    if len({each.name for each in made}) == 1:
+        trainer.set("optimizer", made[-1], made[-1].place)
+    elif made or config is None:
+        args.set("optim", Unknown("made where it is not read", place), place)
+    for key, value, where in (*_batches(run, backward), *_precision(run, forward), *_sharding(run, config)):
+        args.set(key, value, where)
+    args.set("gradient_accumulation_steps", _steps(run, turn), place)
+    return trainer
+
+
+def _batches(run: Run, backward: Thing) -> Iterator[tuple[str, Any, Place]]:
+    """The batch of the loader that the loop goes through, else the largest; what the others have is evaluated."""
+    loaders = [each for each in run.things if each.last == "DataLoader"]
+    mine = backward.values["loaders"][:1] or loaders
+    others = [each for each in loaders if each not in mine]
+    for key, whose in (("per_device_train_batch_size", mine), ("per_device_eval_batch_size", others)):
+        found = [(each.values.get("batch_size", each.values.get("*1", 1)), each.place) for each in whose]
+        unknown = next(((size, where) for size, where in found if type(size) is not int), None)
+        value, where = unknown or max(found, default=(0, backward.place), key=lambda each: each[0])
+        if value != 0:
+            yield key, value, where
+        elif key.endswith("train_batch_size"):
+            yield key, Unknown("not in the text: no DataLoader is made", where), where
+    if others:
+        yield "eval_strategy", "steps", others[0].place
+
+
+def _precision(run: Run, forward: Thing) -> Iterator[tuple[str, Any, Place]]:
+    """``Accelerator(mixed_precision="bf16")``, or an autocast around the forward."""
+    for each in run.things:
+        mixed = each.values.get("mixed_precision") if each.last == "Accelerator" else None
+        if mixed in ("bf16", "fp16"):
+            yield str(mixed), True, each.place
+        elif mixed not in (None, "no"):
+            yield "bf16", Unknown(f"mixed_precision, {getattr(mixed, 'text', mixed)}", each.place), each.place
+    for each in forward.values["within"]:
+        if isinstance(each, Thing) and each.last == "autocast" and each.values.get("enabled") is not False:
+            dtype = each.values.get("dtype", each.values.get("*1", Ref("torch.float16")))
+            known = DTYPES.get(dtype.last) if isinstance(dtype, Ref) else None
+            yield known or "bf16", True if known else Unknown("the dtype of autocast", each.place), each.place
+        elif isinstance(each, Unknown) and re.search(r"autocast|amp|ctx", each.text):
+            yield "bf16", each, each.place
+
+
+def _sharding(run: Run, config: Thing | None) -> Iterator[tuple[str, Any, Place]]:
+    """DeepSpeed's settings, given to it or to accelerate's plugin for it."""
+    if config is not None:
+        given = config.values.get("config", config.values.get("config_params"))
+        yield (
+            "deepspeed",
+            Unknown("what the command gives DeepSpeed", config.place) if given is None else given,
+            config.place,
+        )
+    for each in run.things:
+        if each.last == "DeepSpeedPlugin":
+            zero: dict[str, Any] = {"stage": each.values.get("zero_stage", 2)}
+            for name in ("offload_optimizer", "offload_param"):
+                device = each.values.get(f"{name}_device")
+                zero |= {name: {"device": device}} if is_plain(device) and device not in (None, "none") else {}
+            yield "deepspeed", each.values.get("hf_ds_config", {"zero_optimization": zero}), each.place
+
+
+def _steps(run: Run, turn: _Turn) -> Any:
+    """Forwards between two steps, as far as memory feels it: whether gradients are there in one."""
+    said = [each.values.get("gradient_accumulation_steps", 1) for each in run.things if each.last == "Accelerator"]
+    known = [each for each in said if isinstance(each, int)]
+    return (
+        max(known)
+        if said and len(known) == len(said) and not turn.accumulates()
+        else 2
+        if said or turn.accumulates()
+        else 1
+    )
+
+
+def put_loop(trainer: Thing, draft: Draft) -> None:
+    """What a loop keeps that the Trainer lets go."""
+    turn = trainer.values.get(LOOP)
+    if turn is None:
+        return
+    draft.remarks.append(f"{trainer.place}: a plain training loop, counted as transformers' Trainer runs it")
+    if turn.outputs and draft.values.get("kernels") is None:
+        draft.put("hold_outputs", True, Origin(FILE, f"{trainer.place}: {written(turn.forward)[:60]} has a name"))

@@ -1,0 +1,118 @@
+"""Proves which training loops of a program's own are plain, and what is counted of them."""
+
+from pathlib import Path
+
+import pytest
+from framework_cases import checked
+
+from memplan.frameworks.checking import Checked
+
+LOOP = """\
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
+def train(steps=2):
+    accelerator = Accelerator({accelerator})
+    tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-0.5B")
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.float32)
+    rows = [tokenizer(text, truncation=True, max_length=1024) for text in texts]
+    loader, held = DataLoader(rows, batch_size=4), DataLoader(rows, 8)
+    optimizer = {optimizer}(model.parameters(), lr=1e-5)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for step, batch in enumerate(loader):
+        {forward}
+        {loss}
+        optimizer.step()
+        optimizer.zero_grad()
+train()
+"""
+PLAIN = {
+    "accelerator": 'mixed_precision="bf16"', "optimizer": "torch.optim.AdamW", "forward": "outputs = model(**batch)",
+    "loss": "accelerator.backward(outputs.loss)",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def looped(**parts: str) -> Checked:
+    """The answer of the loop with these parts."""
+    return checked("train.py", LOOP.format(**PLAIN | parts))
+
+
+def test_a_plain_loop_is_counted_as_it_stands() -> None:
+    job = looped().job
+    keys = ("trainer", "method", "batch_size", "eval_batch_size", "sequence_length", "precision", "optimizer_impl")
+    assert [job[key] for key in keys] == ["transformers", "sft", 4, 8, 1024, "bf16-amp", "foreach"]
+    assert job["hold_outputs"]
+    assert not looped(forward="loss = model(**batch).loss", loss="loss.backward()").job.get("hold_outputs")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "loss = outputs[0] / steps; loss.backward()",
+        "loss = outputs.loss.mean(); loss /= len(batch); accelerator.backward(loss)",
+        "scaler.scale(outputs['loss']).backward()",
+    ],
+)
+def test_a_share_of_the_models_own_loss_is_its_loss(loss: str) -> None:
+    assert looped(loss=loss).fits == "yes"
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"loss": "loss = F.cross_entropy(outputs.logits, batch.labels); loss.backward()"}, "program's own, which"),
+        ({"loss": "loss = outputs.loss; loss += penalty; loss.backward()"}, "program's own, which"),
+        ({"loss": "loss = outputs.loss * outputs.logits.mean(); loss.backward()"}, "program's own, which"),
+        ({"loss": "outputs.loss.backward(retain_graph=True)"}, "program's own, which"),
+        ({"forward": "outputs = model(**batch); more = model(**batch)"}, "program's own, which"),
+        ({"loss": "outputs.loss.backward(); metric(outputs.logits)"}, "logits (model) is not counted"),
+        ({"loss": "outputs.loss.backward(); metric(outputs)"}, "outputs (model) is not counted"),
+        ({"loss": "outputs.loss.backward(); model.generate(x)"}, "generate (model) is not counted"),
+        ({"optimizer": "Mine"}, "optimizer is not known"),
+        ({"accelerator": 'mixed_precision="fp8"'}, "precision is not known"),
+    ],
+)
+def test_what_is_more_than_a_plain_loop_is_unclear(parts: dict[str, str], told: str) -> None:
+    found = looped(**parts)
+    assert found.fits == "unclear"
+    assert told in found.text
+
+
+def test_gradients_that_wait_through_a_forward_are_counted() -> None:
+    once = looped(accelerator="")
+    kept = looped(accelerator="", forward="optimizer.zero_grad() if step % 2 else None; outputs = model(**batch)")
+    assert once.job["gradient_accumulation_steps"] == kept.job["gradient_accumulation_steps"] == 1
+    late = LOOP.format(**PLAIN | {"accelerator": ""}).replace(
+        "optimizer.zero_grad()", "if step % 2: optimizer.zero_grad()"
+    )
+    assert checked("train.py", late).job["gradient_accumulation_steps"] == 2
+
+
+ENGINE = """\
+import deepspeed
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+class Trains:
+    def __init__(self):
+        model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype="bfloat16")
+        config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}
+        self.engine, _, _, _ = deepspeed.initialize(model=model, config=config)
+        self.loader = DataLoader(rows, batch_size=2, collate_fn=lambda x: tokenizer(x, truncation=True, max_length=512))
+    def train(self):
+        for batch in self.loader:
+            loss = self.engine(**batch).loss
+            self.engine.backward(loss)
+            self.engine.step()
+Trains().train()
+"""
+
+
+def test_a_loop_of_deepspeeds_engine_is_under_its_config() -> None:
+    job = checked("train.py", ENGINE, num_gpus=8).job
+    assert (job["sharding"], job["batch_size"], job["sequence_length"]) == ("zero2", 2, 512)
