@@ -90,6 +90,18 @@ def test_what_is_not_modelled_is_refused_by_name(keys: dict[str, Any], what: str
         recipe(**keys)
 
 
+@pytest.mark.parametrize("trainer", ["trl", "transformers"])
+def test_nothing_but_the_kernels_need_be_said(trainer: str) -> None:
+    """FastLanguageModel loads half precision and prepares its base itself; its engine takes max_seq_length."""
+    said = {"trainer": trainer, "trainer_version": None if trainer == "trl" else "4.57", "precision": "auto"}
+    found = recipe(**said, quantization="nf4")
+    assert found.storage.precision.name == "bf16"
+    if trainer == "trl":
+        online = recipe(**said, method="grpo", gpu="24GB", rollout={"engine": "vllm", "shared_weights": True})
+        assert online.generator is not None
+        assert online.generator.max_model_len == LENGTH
+
+
 def test_transformer_engine_is_megatrons() -> None:
     with pytest.raises(InvalidJob, match="fp8 alone"):
         recipe(kernels="te", trainer="trl")

@@ -129,7 +129,8 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     degrees = _degrees(asked, found, whole, row, separate)
     ranks, gpus = degrees[0] * degrees[2], degrees[3]
     prompt, completion = _lengths(job, found)
-    length = asked.max_model_len or ((whole.max_positions or LONGEST) if row.whole_context else prompt + completion)
+    all_of_it = row.whole_context and not shared  # Unsloth's takes max_seq_length, which is the job's
+    length = asked.max_model_len or ((whole.max_positions or LONGEST) if all_of_it else prompt + completion)
     if length < prompt + completion:
         raise InvalidJob(
             f"rollout.max_model_len: {length} is shorter than prompt and completion, {prompt + completion} tokens",

@@ -125,7 +125,8 @@ def _upcast(job: Job, trainer: Trainer, scheme: Quantization, stored: Stored, no
                 "leave kbit_upcast out",
             )
         return "all" if job.kbit_upcast else "none"
-    own = by_method(trainer.adapters.kbit_upcast, job.method, "none") if scheme.upcast else "none"
+    prepares = scheme.upcast and job.kernels != "unsloth"  # FastLanguageModel prepares its base itself
+    own = by_method(trainer.adapters.kbit_upcast, job.method, "none") if prepares else "none"
     own = "all" if own == "norms" and scheme.bits == 8 else own
     texts = {
         "none": "",

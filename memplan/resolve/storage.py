@@ -135,6 +135,8 @@ def _auto_precision(job: Job, trainer: Trainer, spec: ModelSpec, split: Split, l
             "trainer",
             f"{trainer.title} keeps fp32 main weights, moments and gradients (Megatron)",
         )
+    if job.kernels == "unsloth":
+        return dtype, "trainer", f"FastLanguageModel loads {dtype} weights"
     numerics = trainer.numerics
     half = "fp16" not in (dtype, spec.dtype) and spec.dtype != "fp32"
     own = "checkpoint" if job.method in numerics.checkpoints_dtype and half else numerics.weights

@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 INSTEAD = {
-    "unsloth": "memplan check SCRIPT.py reads a script of it; else use --trainer trl --lora --precision bf16, with "
+    "unsloth": "memplan check SCRIPT.py reads a script of it; else use --trainer trl --lora, with "
     "--kernels unsloth; its engine of grpo is --set rollout.shared_weights=true",
     "fp8": "products in fp8 are keys of their own: --set float8=tensorwise (torchao), or "
     "--set megatron.fp8_format=hybrid (TransformerEngine)",
