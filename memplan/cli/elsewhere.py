@@ -43,7 +43,7 @@ ELSEWHERE: dict[str, Meant] = by_word(
         "--num-gpus {8×2}": "nodes nnodes num-nodes num-machines",
         "--gpu {h100-80gb}": "card device accelerator",
         "--method {dpo}": "algo algorithm task rlhf-type rl loss",
-        "--with {ds_config.json}": "deepspeed-config",
+        "--with {ds_config.json}": "deepspeed-config ds-config",
         "--with {accelerate.yaml}": "config-file",
         "--zero-stage {3}": "zero",
         "--zero-stage 1": "zero1",
@@ -58,6 +58,8 @@ ELSEWHERE: dict[str, Meant] = by_word(
         "--set rollout.group_size={8}": "num-generations",
         "--completion-length {1024}": "max-completion-length",
         "--set rollout.prompt_length={1024}": "max-prompt-length",
+        "--reference none": "ref-free reference-free no-reference",
+        "--set rollout.placement=colocate": "colocate",
         "--rollout-engine vllm": "vllm use-vllm",
         "--rollout-engine sglang": "sglang",
     }

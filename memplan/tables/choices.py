@@ -32,7 +32,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "entropy": ("unscored", "none", "metric", "loss"),
 }
 
+_ADAPTED = "it says how weights are trained, not what for: use --method sft, say, with "
 INSTEAD = {
+    "lora": _ADAPTED + "--lora",
+    "qlora": _ADAPTED + "--lora --load-in-4bit",
+    "full": _ADAPTED + "--no-lora",
+    "pretrain": "use sft: a pretraining step is one of supervised fine-tuning",
+    "rlhf": "use ppo, grpo, rloo or online-dpo",
     "unsloth": "memplan check SCRIPT.py reads a script of it; else use --trainer trl --lora, with "
     "--kernels unsloth; its engine of grpo is --set rollout.shared_weights=true",
     "fp8": "products in fp8 are keys of their own: --set float8=tensorwise (torchao), or "
