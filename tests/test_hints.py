@@ -44,7 +44,7 @@ ROWS: list[tuple[str, str, str]] = [
     ("--set extra_models=4", "extra_models: '4' is no list", "write extra_models: [one, another]"),
     ("--set learning_rate=1e-5", "unknown key 'learning_rate'", "leave it out: memory does not feel it"),
     ("--recompute 2", "gradient_checkpointing: 2 is no way to checkpoint", "write every:2, or full"),
-    ("--method qlora", "method: unknown value 'qlora'", "use --method sft, say, with --lora --load-in-4bit"),
+    ("--method qlora", "method: unknown value 'qlora'", "it says how weights are trained, not what for: use"),
     ("--method rlhf", "method: unknown value 'rlhf'", "use ppo, grpo, rloo or online-dpo"),
     ("--rank 16", "no such option: --rank", "use --lora-r 16"),
     ("--rollout-sleep 2", "no such option: --rollout-sleep", "use --set rollout.sleep=2"),
