@@ -55,6 +55,17 @@ def read_toml(folder: Path, text: str, **options: Any) -> Any:
     return read(folder, text, name="rl.toml", **options)
 
 
+def test_gpus_as_they_were_said_until_october_2025(tmp_path: Path) -> None:
+    job = read_toml(
+        tmp_path,
+        "trainer_gpus = 4\ninference_gpus = 3\n"
+        + RL.replace("[deployment]\nnum_train_gpus = 2\nnum_infer_gpus = 4\n", "").replace("size = 2", "size = 1"),
+        num_gpus=8,
+    ).job
+    assert job.rollout is not None
+    assert (job.num_gpus, job.rollout.num_gpus) == (4, 3)
+
+
 def test_a_trainer_beside_vllm_on_gpus_of_its_own(tmp_path: Path) -> None:
     found = read_toml(tmp_path, RL)
     job = found.job

@@ -455,3 +455,89 @@ def test_a_repository_of_verls_within_the_project_says_its_version_too(tmp_path:
     (tmp_path / "verl/verl/version").mkdir(parents=True)
     (tmp_path / "verl/verl/version/version").write_text("0.4.1\n")
     assert read(tmp_path, f"{RL} {M}use_remove_padding=True").job.trainer_version == "0.4"
+
+
+def with_actor(tmp_path: Path, update: str, **files: str) -> None:
+    """A project with an actor whose update is this, and other files of verl's."""
+    actor = f"""class A:
+    def _forward_micro_batch(self, calculate_entropy=False):
+        log_probs = logprobs_from_logits(logits=logits_rmpad, labels=labels)
+        if calculate_entropy:
+            entropy = self.compute_entropy_from_logits(logits_rmpad)
+    def update_policy(self, data):
+        items = data.meta_info.get("items", None)
+        if self.config.grad_clip:
+            clip_grad_norm_(self.actor_module, 1)
+{update}
+    def never(self):
+        self.actor_module(1)
+"""
+    (tmp_path / "setup.py").touch()
+    names = {"actor": "workers/actor/dp_actor", "workers": "workers/fsdp_workers", "trainer": "trainer/ppo/ray_trainer",
+             "main": "trainer/main_ppo"}  # fmt: skip
+    for name, text in {"actor": actor, "main": "", **files}.items():
+        path = tmp_path / "verl" / f"{names[name]}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+PASS = "        self._forward_micro_batch(calculate_entropy=entropy)\n"
+
+
+@pytest.mark.parametrize(
+    ("update", "more", "main", "said"),
+    [
+        (PASS, "", "", {}),
+        (f"        if self.config.two:\n    {PASS}        else:\n    {PASS}", f"{A}two=True", "", {}),
+        (PASS + PASS, "", "", {f"{A}strategy": "activations"}),
+        (f"{PASS}        if self.config.get('own'):\n            kl(model=self.actor_module)", "", "", {}),
+        (
+            f"{PASS}        if self.config.get('own'):\n            kl(model=self.actor_module)",
+            f"{A}own=True",
+            "",
+            {f"{A}own": "activations"},
+        ),
+        (f"{PASS}        if items is not None:\n            self.other(items)", "", "", {}),
+        (f"{PASS}        if items is not None:\n            self.never()", "", "", {}),
+        (
+            f"{PASS}        if items is not None:\n            self.never()",
+            "",
+            "data.meta_info['items'] = 1",
+            {f"{A}strategy": "activations"},
+        ),
+    ],
+)
+def test_an_update_of_the_projects_own_that_runs_the_model_again(
+    tmp_path: Path, update: str, more: str, main: str, said: dict[str, str]
+) -> None:
+    with_actor(tmp_path, update, main=main)
+    assert deciding(read(tmp_path, f"{RL} {more}")) == said
+
+
+@pytest.mark.parametrize(("main", "said"), [("", {}), ("{Role.Tutor: TutorWorker}", {"tutor": "model"})])
+def test_workers_of_the_projects_own_hold_a_model(tmp_path: Path, main: str, said: dict[str, str]) -> None:
+    trainer = """class T:
+    def __init__(self):
+        self.has_tutor = Role.Tutor in self.mapping
+    def init_workers(self):
+        self.resource_pool_to_cls[pool]["ref"] = 1
+        if self.has_tutor:
+            self.resource_pool_to_cls[pool]["tutor"] = 1
+"""
+    with_actor(tmp_path, PASS, main=main, trainer=trainer)
+    assert deciding(read(tmp_path, RL)) == said
+
+
+@pytest.mark.parametrize(
+    ("update", "workers", "entropy"),
+    [
+        (PASS, "", "unscored"),
+        (PASS, "self.actor.compute_log_prob(data=data, calculate_entropy=True)", "none"),
+        (PASS.replace("=entropy", "=True"), "", "metric"),
+    ],
+)
+def test_an_entropy_of_the_projects_own(tmp_path: Path, update: str, workers: str, entropy: str) -> None:
+    with_actor(tmp_path, update, workers=workers)
+    text = OLD.replace("    use_kl_loss: true\n    kl_loss_type: low_var_kl\n", "")
+    text = text.replace("param_offload", "offload_params").replace("optimizer_offload", "offload_optimizer")
+    assert read(tmp_path, text, "new.yaml").job.entropy == entropy

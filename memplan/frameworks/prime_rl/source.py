@@ -27,6 +27,8 @@ PACKS = {"seq_len": 2048, "micro_batch_size": 1}
 """Of an orchestrator, with defaults: tokens of a sample, and how many a packed row has (until October 2025)."""
 OF_TRAINER = words("optim loss scheduler ckpt weights weight_broadcast rollout_transport max_steps wandb monitors data")
 OF_SFT = words("name seq_len micro_batch_size batch_size pack_function subsets splits loss_mask type")
+GPUS = {"trainer_gpus": "deployment.num_train_gpus", "inference_gpus": "deployment.num_infer_gpus"}
+"""How many train and generate, until October 2025."""
 BESIDE = ("orch.toml", "orchestrator.toml")
 """What the orchestrator's file is called beside ``train.toml``."""
 _PATH = re.compile(r"--(?:" + "|".join(PARTS) + r")$")
@@ -143,6 +145,7 @@ def _whole(own: Settings, form: str) -> tuple[Settings, str]:
         lines[longest] = lines.get("orchestrator.seq_len", 1)
         paths[longest] = paths.get("orchestrator.seq_len", own.path)
     shared = {"model.name": "trainer.model.name", "seq_len": "trainer.model.seq_len", "model.vlm": "trainer.model.vlm"}
+    shared |= GPUS
     if form != "rl":
         apart = ("trainer.", "deployment.", "orchestrator.")
         shared = {key: f"trainer.{key}" for key in values if not key.startswith(apart)}

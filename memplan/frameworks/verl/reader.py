@@ -16,12 +16,13 @@ from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.verl.asking import VerlKeys, gpus, settled
 from memplan.frameworks.verl.batch import KL, lengths_of, reference_key, update_batch
 from memplan.frameworks.verl.easyr1 import as_verl
-from memplan.frameworks.verl.forks import critic_in_code, own_head
+from memplan.frameworks.verl.forks import critic_in_code
 from memplan.frameworks.verl.fsdp import read_switches, ulysses
 from memplan.frameworks.verl.keys import ACTOR, DEFAULTS, LIKE_GRPO, METHODS, MODEL, OLD_SFT, ROLLOUT
 from memplan.frameworks.verl.keys import SFT as NEW_SFT
 from memplan.frameworks.verl.megatron import degrees
 from memplan.frameworks.verl.names import sense
+from memplan.frameworks.verl.own import own_entropy_of, read_own_code
 from memplan.frameworks.verl.parts import copies_shared, read_engine, read_model, read_optimizer, strategy_of
 from memplan.frameworks.verl.reward import read_reward
 from memplan.frameworks.verl.rollout import read_rollout
@@ -145,11 +146,16 @@ def _beside(keys: Keys, tokens: int) -> None:
 
 def _entropy(keys: Keys) -> None:
     """An entropy in the loss, or as a metric; before 0.4 it is always in the loss (dp_actor.py: update_policy)."""
+    scored, trained = own_entropy_of(keys)
     if keys.number(f"{ACTOR}entropy_coeff") or keys.draft.facts["verl"] in ("0.1", "0.2", "0.3"):
         keys.put("entropy", "loss", f"{ACTOR}entropy_coeff")
     elif keys.flag(f"{ACTOR}calculate_entropy"):
         keys.put("entropy", "metric", f"{ACTOR}calculate_entropy")
-    elif keys.framework.title == "EasyR1":  # nor of its scores (verl/workers/actor/dp_actor.py: compute_log_prob)
+    elif trained:
+        keys.put("entropy", trained)
+    elif (
+        keys.framework.title == "EasyR1" and not scored
+    ):  # nor of its scores (verl/workers/actor/dp_actor.py: compute_log_prob)
         keys.put("entropy", "unscored")
     for at in (ACTOR, f"{ACTOR}fsdp_config."):
         if (
@@ -213,7 +219,7 @@ def _close(keys: Keys) -> None:
                 strange.append(key)
         elif kind == "bearing" and not off:
             keys.warn(key)
-    _own_head(keys, strange)
+    read_own_code(keys, strange)
     if strange:
         more = f" and {len(strange) - MOST_NAMED} more" if len(strange) > MOST_NAMED else ""
         names = ", ".join(key[:60] for key in strange[:MOST_NAMED])
@@ -221,20 +227,6 @@ def _close(keys: Keys) -> None:
             f"{keys.settings.where(strange[0])}: no settings of {keys.framework.label} that are known, and none that "
             f"memory feels by their names: {names}{more}"
         )
-
-
-def _own_head(keys: Keys, strange: list[str]) -> None:
-    """What a fork's own actor makes of the logits, of a setting that nobody else knows or whatever is said."""
-    if keys.draft.facts.get("verl trainer") or keys.draft.values.get("method") == "sft":
-        return
-    named = {key.rpartition(".")[2]: key for key in strange}
-    if "context_parallel" in keys.draft.values:
-        named["use_ulysses_sp"] = f"{ACTOR}ulysses_sequence_parallel_size"
-    where, asked = own_head(keys.settings.path, named)
-    if where:
-        strange[:] = [key for key in strange if key != named.get(asked)]
-        key = named.get(asked, f"{ACTOR}strategy")
-        keys.draft.warn(key, keys.settings.where(key), f"{where}, makes more of the logits than verl does", "loss")
 
 
 OF_A_GROUP = {

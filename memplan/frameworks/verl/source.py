@@ -169,6 +169,8 @@ def _of_script(document: Document, draft: Draft) -> Given:
         settings = Settings(document.path, values, lines)
         path, name = _config(words, values)
         program = _module(document.path, words)
+        place = found_at(document.path, program) if program else None
+        draft.facts["verl program"] = place.read_text(encoding="utf-8", errors="replace") if place else ""
         found = _over_code(draft, _over(draft, Given(settings, kind, added, name), path, name, program), program, path)
         return _settled(found, {name for name in values if "." not in name and name not in WITHOUT_DOT})
     raise InvalidJob(f"{document.path}: no training of verl's with options in it", "name the script that starts one")
@@ -263,6 +265,7 @@ def _over_code(draft: Draft, own: Given, program: str, folder: str) -> Given:
         return own
     said = own.settings.values
     whole = {**said, **referred({**dict(flat(base.values)), **said})}
+    draft.facts["verl fork"] = [key for key, value in whole.items() if sense(key) == "unknown" and value is True]
     usual = {key: value for key, value in whole.items() if key not in said and sense(key) != "unknown"
              and not is_template(value) and not SAYS_NOTHING.match(f"{key}={value}")}  # fmt: skip
     if not usual:

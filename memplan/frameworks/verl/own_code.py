@@ -1,0 +1,219 @@
+"""What the code of a verl that lies in the project does that verl's does not: more of logits, more passes through the
+model, models of its own, an entropy where verl has none. Its conditions are followed by the names in them.
+
+Source of what is verl's own: verl 0.1 to 0.7 workers/actor/dp_actor.py, workers/fsdp_workers.py,
+trainer/ppo/ray_trainer.py; EasyR1 0.1 to 0.3."""
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from memplan.frameworks.documents import words
+from memplan.frameworks.verl.forks import in_copy
+
+ACTOR = "verl/workers/actor/dp_actor.py"
+WORKERS = "verl/workers/fsdp_workers.py"
+TRAINERS = ("verl/trainer/ppo/ray_trainer.py", "verl/trainer/ray_trainer.py")
+FORWARD, UPDATE, SCORE = "_forward_micro_batch", "update_policy", "compute_log_prob"
+_MADE = re.compile(
+    r"(?:log_?probs|(?:compute_)?entropy|\w*sum_pi_squared)_from_logits"
+    r"(?:_v2|_with_chunking|_response|_(?:all|response)_rmpad)?|checkpoint|arg_?max|top_?k|print|len|isinstance|del_?\w*"
+)
+_PLAIN = re.compile(r"(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?")
+_COPIES = words("softmax log_softmax float clone expand exp repeat repeat_interleave")
+_OF_VERL = words(
+    """self config get use_remove_padding padding_free use_fused_kernels calculate_entropy is_mask_all_zero
+    entropy_checkpointing calculate_sum_pi_squared use_dynamic_bsz use_kl_loss hybrid_engine use_reference_policy
+    use_critic use_rm None True False"""
+)
+"""Names in conditions that say nothing, or hold for what is counted anyway."""
+MOST_DEEP = 3
+"""Assignments behind one another that a condition is followed through."""
+_LAYOUT = words("self config use_remove_padding padding_free use_fused_kernels")
+"""Names in conditions about rows, not about what is made of them."""
+_MAKES_ENTROPY = re.compile(r"entropy_from_logits\w*$")
+_LOOKS = words(
+    "isinstance hasattr getattr type print len id next clip_grad_norm_ fsdp2_clip_grad_norm_ summon_full_params"
+)
+"""Functions that are handed a module and run it not."""
+_ROLES = words(
+    """actor rollout actor_rollout actor_rollout_ref ref critic rm reward actor_role role Role str Actor Rollout
+    ActorRollout ActorRolloutRef Critic RefPolicy RewardModel Env reward_model"""
+)
+"""verl's own groups of workers."""
+
+
+class Seen(NamedTuple):
+    """A call or an assignment in a method, under conditions."""
+
+    node: ast.Call | ast.Assign
+    method: str = ""
+    """The outermost function around it."""
+    conditions: tuple[ast.expr, ...] = ()
+    """Those around it there."""
+    branches: frozenset[tuple[int, str]] = frozenset()
+    """Lines of those, each with the side."""
+
+    @property
+    def tests(self) -> frozenset[str]:
+        """Names in its conditions."""
+        return frozenset().union(*map(_names, self.conditions))
+
+    @property
+    def calls(self) -> str:
+        """What it calls."""
+        return ast.unparse(self.node.func) if isinstance(self.node, ast.Call) else ""
+
+    @property
+    def given(self) -> list[ast.expr]:
+        """What that is given."""
+        return (
+            [*self.node.args, *(word.value for word in self.node.keywords)] if isinstance(self.node, ast.Call) else []
+        )
+
+
+class Found(NamedTuple):
+    """Where it stands, and which setting that is on asks for it, if one does."""
+
+    where: str
+    asked: str = ""
+
+
+def code_of(path: str, *names: str) -> list[Seen]:
+    """What a file of the copy calls and assigns, the first of these names that is here; nothing where none is."""
+    try:
+        return list(_seen(ast.parse(next(filter(None, (in_copy(path, name) for name in names)), ""))))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+
+
+def own_head(actor: Sequence[Seen], said: Collection[str]) -> Found | None:
+    """Where the actor makes more of whole logits than verl's; ``said``: names of settings that are on."""
+    for each in actor:
+        asked = sorted(each.tests & set(said))
+        if _is_dear(each) and (asked or (each.method == FORWARD and each.tests <= _OF_VERL)):
+            return Found(f"{ACTOR}, line {each.node.lineno}", "".join(asked[:1]))
+    return None
+
+
+def own_pass(actor: Sequence[Seen], said: Collection[str], program: str) -> Found | None:
+    """Where the update runs the model more often than verl's, once a micro-batch: itself, by a function that it hands
+    the model to, or twice over."""
+    reached: dict[str, tuple[ast.expr, ...]] = {UPDATE: ()}  # methods that the update calls, and under what
+    for _ in {each.method for each in actor}:
+        for each in (each for each in actor if each.method in reached and each.calls.startswith("self.")):
+            reached.setdefault(each.calls.removeprefix("self."), reached[each.method] + each.conditions)
+    update = [each._replace(conditions=each.conditions + reached[each.method]) for each in actor
+              if each.method in reached and each.method not in (FORWARD, SCORE)]  # fmt: skip
+    passes = [each for each in update if each.calls == f"self.{FORWARD}"]
+    own = [each for each in update if _runs(each)]
+    own += [two for one, two in combinations(passes, 2) if one.method == two.method and not _apart(one, two)]
+    return next(filter(None, (_asked(each, actor, said, program, ACTOR) for each in own)), None)
+
+
+def own_role(trainer: Sequence[Seen], said: Collection[str], program: str) -> tuple[str, Found] | None:
+    """A group of workers that verl does not have, and where it is made."""
+    for each in trainer:
+        for target in each.node.targets if isinstance(each.node, ast.Assign) else ():
+            role = _names(target.slice) - _ROLES if isinstance(target, ast.Subscript) else frozenset()
+            if role and "resource_pool_to_cls[" in ast.unparse(target):
+                found = _asked(each, trainer, said, program, TRAINERS[0])
+                if found:
+                    return min(role), found
+    return None
+
+
+def own_entropy(actor: Sequence[Seen], workers: Sequence[Seen]) -> tuple[bool, str]:
+    """Whether there is an entropy beside a rollout's scores, and what one in the update is (``entropy`` of a job; empty
+    for none), whatever is set: because a pass has it always, or because it is asked for."""
+    always = any(
+        each.method == FORWARD and _MAKES_ENTROPY.search(each.calls) and each.tests <= _LAYOUT for each in actor
+    )
+    scored = (each for each in workers if each.calls == f"self.actor.{SCORE}")
+    update = (each for each in actor if (each.method, each.calls) == (UPDATE, f"self.{FORWARD}"))
+    asked = any(_with_entropy(each) for each in update if each.tests <= _OF_VERL)
+    return always or any(map(_with_entropy, scored)), "loss" if always else "metric" if asked else ""
+
+
+def _with_entropy(seen: Seen) -> bool:
+    given = seen.node.keywords if isinstance(seen.node, ast.Call) else []
+    return any("entropy" in (word.arg or "") and ast.unparse(word.value) == "True" for word in given)
+
+
+def _asked(seen: Seen, code: Sequence[Seen], said: Collection[str], program: str, name: str) -> Found | None:
+    """Whether it may be run: each switch in its conditions is a setting that is on, or stands in the program."""
+    meant = [(ast.unparse(target), each.node.value) for each in code if isinstance(each.node, ast.Assign)
+             for target in each.node.targets]  # fmt: skip
+    switches = frozenset().union(*(_switches(each, meant, MOST_DEEP) for each in seen.conditions)) - _OF_VERL - _ROLES
+    asked = switches & set(said)
+    if all(re.search(rf"[\"'.]{re.escape(each)}\b", program) for each in switches - asked):
+        return Found(f"{name}, line {seen.node.lineno}", "".join(sorted(asked)[:1]))
+    return None
+
+
+def _switches(test: ast.expr, meant: Sequence[tuple[str, ast.expr]], deep: int) -> frozenset[str]:
+    """What a condition asks a config, a batch or the trainer's roles for, by name, through what is set elsewhere."""
+    found: set[str] = set()
+    for each in ast.walk(test):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            found.add(each.value)
+        elif isinstance(each, ast.Attribute) and re.search(r"(?:config|Role)$", ast.unparse(each.value)):
+            found.add(each.attr)
+        elif isinstance(each, ast.Name | ast.Attribute) and deep:
+            values = (value for name, value in meant if name == ast.unparse(each))
+            found = found.union(*(_switches(value, meant, deep - 1) for value in values))
+    return frozenset(found)
+
+
+def _runs(seen: Seen) -> bool:
+    """Whether it is a pass through the actor's module, or hands that to a function which may be one."""
+    handed = "self.actor_module" in map(ast.unparse, seen.given) and seen.calls.rpartition(".")[2] not in _LOOKS
+    return handed or seen.calls == "self.actor_module"
+
+
+def _apart(one: Seen, two: Seen) -> bool:
+    """Whether at most one of two calls is made: on two sides of a condition."""
+    sides = dict(one.branches)
+    return any(sides.get(line, side) != side for line, side in two.branches)
+
+
+def _seen(node: ast.AST, at: Seen | None = None) -> Iterator[Seen]:
+    at = at or Seen(ast.Assign([], ast.Name("")))
+    if isinstance(node, ast.Call | ast.Assign):
+        yield at._replace(node=node)
+    if isinstance(node, ast.FunctionDef) and not at.method:
+        at = at._replace(method=node.name)
+    for name, value in ast.iter_fields(node):
+        inner = at
+        if isinstance(node, ast.If | ast.IfExp) and name != "test":
+            inner = at._replace(conditions=(*at.conditions, node.test), branches=at.branches | {(node.lineno, name)})
+        elif isinstance(node, ast.Try) and name in ("body", "handlers"):
+            inner = at._replace(branches=at.branches | {(node.lineno, name)})
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _seen(child, inner)
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    """Names, attributes and words of an expression."""
+    found = (
+        getattr(each, "id", "") or getattr(each, "attr", "") or getattr(each, "value", "") for each in ast.walk(node)
+    )
+    return frozenset(each for each in found if each and isinstance(each, str))
+
+
+def _is_dear(seen: Seen) -> bool:
+    """Whether it makes another tensor of logits: a copy, a quotient, or a function that is none of verl's."""
+    if isinstance(seen.node, ast.Assign):
+        value = seen.node.value
+        return isinstance(value, ast.BinOp) and bool(_PLAIN.fullmatch(ast.unparse(value.left)))
+    of, _, name = seen.calls.rpartition(".")
+    logits = [
+        each.id
+        for each in seen.given
+        if isinstance(each, ast.Name) and "logits" in each.id and "from_logits" not in each.id
+    ]
+    strange = not _MADE.fullmatch(name) or not all(map(_PLAIN.fullmatch, logits))
+    return (bool(logits) and strange) or ("logits" in of and of.isidentifier() and name in _COPIES)
