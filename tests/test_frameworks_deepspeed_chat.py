@@ -44,6 +44,13 @@ def test_a_step_is_read_as_it_runs(tmp_path: Path, text: str, keys: dict[str, An
     assert {key: job[key] for key in keys} == keys
 
 
+def test_what_a_script_leaves_to_fill_in_is_asked_for_at_once(tmp_path: Path) -> None:
+    text = STEP_1.replace("smollm2-135m", "'<your_model>'") + "--zero_stage '<zero_stage>' --offload"
+    assert checked(tmp_path, text).hint == "add --model Qwen/Qwen2.5-7B --sharding zero2, with your own values"
+    job = checked(tmp_path, text, model="smollm2-135m", sharding="zero2").job
+    assert (job["sharding"], "offload_optimizer" in job["deepspeed"]) == ("zero2", True)
+
+
 def test_adapters_have_the_models_dtype(tmp_path: Path) -> None:
     alone = checked(tmp_path, STEP_1 + "--lora_dim 8 --only_optimize_lora --zero_stage 2")
     assert (alone.fits, alone.job["lora"]["r"], alone.job["lora"]["dtype"]) == ("yes", 8, "fp16")

@@ -12,7 +12,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.documents import Document, Settings, is_template, words
+from memplan.frameworks.draft import UNSET
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.transformers import only_launch, read_launcher
@@ -101,7 +102,7 @@ def _loss(keys: Keys, method: str) -> None:
     """DPO takes a log-softmax of all logits, beside a reference under DeepSpeed of its own."""
     if method == "dpo":
         keys.put("loss_head", "log-softmax")
-        away = keys.flag("offload_reference_model") and keys.whole("zero_stage") == 3  # offload_param is stage 3's
+        away = keys.flag("offload_reference_model") and _stage(keys) == 3  # offload_param is stage 3's
         keys.put("reference", "offloaded" if away else "resident", "offload_reference_model")
     keys.skip("offload_reference_model")
 
@@ -123,7 +124,7 @@ def _zero(keys: Keys) -> None:
     dtype = (keys.text("dtype") or "fp16").lower()
     if dtype not in ("fp16", "bf16"):
         raise keys.settings.error("dtype", f"{dtype[:20]!r} is no dtype of its", "use fp16 or bf16")
-    zero: dict[str, Any] = {"stage": keys.whole("zero_stage") or 0, "overlap_comm": True}
+    zero: dict[str, Any] = {"stage": _stage(keys), "overlap_comm": True}
     if zero["stage"] == 3:
         zero |= {"stage3_param_persistence_threshold": 1e4, "stage3_max_live_parameters": 3e7}
         zero |= {"stage3_prefetch_bucket_size": 3e7}
@@ -132,6 +133,20 @@ def _zero(keys: Keys) -> None:
     keys.skip("offload", "dtype")
     settings = {"zero_optimization": zero, dtype: {"enabled": True}, "optimizer": {"type": "Adam"}}
     deepspeed.read_settings(Settings(f"{keys.settings.where('zero_stage')}: zero_stage", settings), keys.draft)
+
+
+def _stage(keys: Keys) -> int:
+    """ZeRO's stage; an option's where the script leaves it to who fills it in."""
+    if not is_template(keys.get("zero_stage")):
+        return keys.whole("zero_stage") or 0
+    draft, said = (
+        keys.draft,
+        re.search(r"\d", str(keys.draft.options.get("zero_stage", keys.draft.options.get("sharding")))),
+    )
+    keys.skip("zero_stage")
+    if not said:
+        draft.ask("sharding", keys.settings.where("zero_stage"), f"zero_stage {UNSET}")
+    return int(said.group()) if said else 0
 
 
 def _without_flag(launch: Launch) -> Launch:

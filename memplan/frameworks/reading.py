@@ -198,11 +198,11 @@ def draft_of(
     last = (IMAGES, "model")  # images need lengths that are settled, and a missing model is asked for with all else
     for name in sorted(draft.finishers, key=lambda name: last.index(name) if name in last else -1):
         draft.finishers[name](draft)
+    draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     settle_model(draft, from_options)
     _within_the_sequence(draft)
     draft.activations_stay()
     draft.engine_apart()
-    draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     return draft
 
 
