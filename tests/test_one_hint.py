@@ -317,6 +317,6 @@ def test_a_file_of_another_machine_is_the_one_of_its_last_names() -> None:
 
 
 def test_a_key_that_looks_like_another_is_left_out_in_the_first_hint() -> None:
-    text = "deepspeed --num_gpus 8 train.py --model_name_or_path ./mine --num_train_epochs 1 --num_experts 4 --train_modules wg"
-    found = checked(f"{text} --per_device_train_batch_size 1 --model_max_length 512\n", "run.sh")
+    text = "deepspeed --num_gpus 8 train.py --model_name_or_path ./mine --num_train_epochs 1 --model_max_length 512"
+    found = checked(f"{text} --per_device_train_batch_size 1 --num_experts 4 --train_modules wg\n", "run.sh")
     assert "--without num_experts,train_modules" in found.hint
