@@ -8,13 +8,25 @@ parameter_offload.py, stage_1_and_2.py), torch 2.13 (utils/checkpoint.py, optim/
 
 from typing import NamedTuple
 
-from memplan.cost.rates import Rates
+from memplan.cost.machines import SERVER
+from memplan.cost.rates import EXPECTED, Rates
 from memplan.cost.work import Work
 
 BACKWARD_KERNELS = 1.0
 """Time to issue a backward's kernels against a forward's: twice as many, from C++ and not from Python."""
 ADAPTER_KERNELS = 8
 """Of one adapter: dropout, a cast of what goes in, two products with a cast of each matrix, the scale, the sum."""
+OWN_ADAPTER_KERNELS, OWN_UNPACKED, OWN_BACKWARD = 4, 3, 2.0
+"""The same of Unsloth's: two products, the second of which adds, with a cast of each matrix; of one linear in 4 bits,
+its scales dequantised and shifted first; and a backward's kernels against a forward's but for these, from Python too,
+as a layer is functions of its own (unsloth 2026.8 kernels/utils.py: matmul_lora, fast_dequantize; kernels/fast_lora.py:
+LoRA_MLP, LoRA_QKV, LoRA_W)."""
+OWN_LAUNCH = 31.8e-6
+"""Seconds of one of its kernels on the host of a B200: some 20,000 in a step of four micro-steps of 815 ms, of which
+the card is busy 270, but for 180 that its linear attention's launcher takes (unslothai/unsloth#10806, #11238)."""
+FSDP_FORWARD, FSDP_BACKWARD = 0.35e-3, 0.41e-3
+"""Seconds of FSDP's hooks around one of its units, timed on torch 2.13 with collectives that do nothing, both versions
+within a tenth: gathering, copying and freeing what it holds, and its gradient."""
 QUANTISED_KERNELS: dict[str, int] = {"gptq": 14, "awq": 4, "nf4": 4, "fp4": 4, "int8": 8, "hqq": 6}
 """Of one quantised linear beside its product: dequantising, and the autograd function around it. GPTQ's are unpacked by
 operations of PyTorch: shifts and masks of weights and of zeros, their difference, the scale, a copy."""
@@ -74,6 +86,10 @@ class Issued(NamedTuple):
     """Attention is."""
     packed: float
     """Share of such layers whose saved tensors go through hooks."""
+    own: bool
+    """Layers and adapters are functions of Unsloth's."""
+    units: float
+    """FSDP's."""
 
 
 class Host(NamedTuple):
@@ -88,15 +104,22 @@ class Host(NamedTuple):
 def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     """One layer's."""
     linears = of.linears
-    kernels = each.kernels[of.fused] + of.experts + ADAPTER_KERNELS * of.adapted
+    kernels = each.kernels[of.fused] + of.experts
+    kernels += (OWN_ADAPTER_KERNELS if of.own else ADAPTER_KERNELS) * of.adapted
     kernels += RING_KERNELS * (of.ring - 1) + (EAGER_KERNELS if of.eager else 0)
-    kernels += QUANTISED_KERNELS.get(of.quantised.split("-")[0], 0) * linears
-    issued = kernels * rates.launch
+    launch = rates.launch * (OWN_LAUNCH / (EXPECTED.launch * SERVER) if of.own else 1.0)
+    unpacked = QUANTISED_KERNELS.get(of.quantised.split("-")[0], 0) * linears * launch
+    if of.own and unpacked:
+        unpacked = OWN_UNPACKED * linears * launch
+    issued = kernels * launch
     if of.megatron:
         issued += (MODULES + (MIXTURE_MODULES if each.routed else 0) + ENGINE_LINEAR * linears) * rates.module
     own = of.looped * (1 + EXPERT_LINEARS)
     saved = PACKED * rates.launch * of.packed * (each.kernels[0] + PACKED_ADAPTER * of.adapted)
     hooked = (MODULES + linears + own + 3 * of.adapted) * rates.hook if of.gathers else 0.0
     reduced = (linears + of.looped * EXPERT_LINEARS) * rates.hook if of.reduces else 0.0
-    forward = issued + hooked + saved
-    return Host(forward, issued * BACKWARD_KERNELS + hooked + reduced + saved, forward + CHECKPOINT)
+    once = of.units * rates.launch / EXPECTED.launch
+    forward = issued + unpacked + hooked + saved
+    behind = OWN_BACKWARD if of.own else BACKWARD_KERNELS
+    backward = issued * behind + unpacked + hooked + reduced + saved + once * FSDP_BACKWARD
+    return Host(forward + once * FSDP_FORWARD, backward, forward + CHECKPOINT)

@@ -42,10 +42,16 @@ def stepped_elements(recipe: Recipe, sizes: Sizes) -> float:
     return sizes.trained * ((1 - sizes.experts) / ranks + sizes.experts / copies_of_experts(recipe, ranks))
 
 
+def state_per_element(recipe: Recipe) -> float:
+    """Bytes of an element's states."""
+    optimizer = recipe.optimizer.row
+    each = optimizer.state_itemsize or recipe.storage.precision.states
+    return optimizer.bytes_per_element or (optimizer.per_element or 1) * each
+
+
 def bytes_per_element(recipe: Recipe) -> float:
     """Bytes that a step reads and writes of each element: gradient read (again for its norm), weights, states both."""
-    optimizer, precision = recipe.optimizer.row, recipe.storage.precision
-    state = optimizer.bytes_per_element or (optimizer.per_element or 1) * (optimizer.state_itemsize or precision.states)
+    precision, state = recipe.storage.precision, state_per_element(recipe)
     stepped = precision.master or precision.weights
     copied = precision.weights if precision.master else 0
     return 2 * recipe.storage.gradient_itemsize + 2 * stepped + 2 * state + copied
@@ -108,7 +114,17 @@ def optimizer_seconds(recipe: Recipe, sizes: Sizes, device: Device, rates: Rates
     if here and recipe.optimizer.row.rule == "muon" and recipe.adapter is None:
         share = stepped_elements(recipe, sizes) / max(trained_elements(recipe), 1)
         seconds += share * orthogonalising_flop(model_work(recipe.model)) / products_rate(device, rates, 2)
-    return seconds
+    return seconds + paged_seconds(recipe, sizes, device)
+
+
+def paged_seconds(recipe: Recipe, sizes: Sizes, device: Device) -> float:
+    """Of states in managed memory that have no room beside the weights: a step goes through them in turn, so that each
+    drives out one that comes later, and all of them come and go, both ways at once (CUDA's pages that were used least
+    recently leave first)."""
+    gpu, states = recipe.hardware.gpu, stepped_elements(recipe, sizes) * state_per_element(recipe)
+    if not recipe.optimizer.row.paged or gpu is None or sizes.weights * sizes.weight_bytes + states <= gpu.usable_bytes:
+        return 0.0
+    return states / device.bus
 
 
 def orthogonalising_flop(work: ModelWork) -> float:

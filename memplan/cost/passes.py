@@ -202,6 +202,8 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
         held if shape.looped else 0.0,
         shape.attention == "eager" and each.per_pair > 0,
         packed,
+        shape.own,
+        shape.units,
     )
     host = host_of(each, issued, rates)
     weighed = shape.weighed / shape.tensor / memory

@@ -104,6 +104,10 @@ class Shape(NamedTuple):
     """What checkpointing makes again of each kind of layer."""
     packs: bool
     """By hooks around each tensor that is saved."""
+    own: bool
+    """Layers and adapters are functions of Unsloth's."""
+    units: float
+    """FSDP's, of a layer."""
 
 
 def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
@@ -152,7 +156,18 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         hooks=HOOKS.get(recipe.sharding.name, ""),
         again=repeated(recipe, work),
         packs=not (megatron or kernels.compiled or recipe.checkpointing.reentrant or kernels.adapters == "fused"),
+        own=kernels.adapters == "fused",
+        units=units_of_layer(recipe, adapted / layers),
     )
+
+
+def units_of_layer(recipe: Recipe, adapted: float) -> float:
+    """What FSDP gathers by itself: each layer, and where PEFT says what to wrap, both matrices of each adapter
+    (peft 0.21 utils/other.py: fsdp_auto_wrap_policy)."""
+    if recipe.sharding.name not in ("fsdp", "fsdp2") or recipe.sharding.ranks <= 1:
+        return 0.0
+    alone = recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.wraps_adapters
+    return 1 + (2 * adapted if alone else 0.0)
 
 
 def _launched(recipe: Recipe) -> float:
