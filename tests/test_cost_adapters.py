@@ -100,7 +100,7 @@ def test_states_in_managed_memory_come_and_go_where_they_have_no_room() -> None:
 
 def test_under_fsdp1_short_steps_wait_for_the_hooks_around_each_adapter() -> None:
     """Qwen2.5 0.5B, 105 tokens a row, four H100: 12,084 tokens a second under DDP, 2,945 under FSDP1, 217 units by a
-    probe (MakazhanAlpamys/Soup benchmarks/gate-h100-validation.md); long steps hide them."""
+    probe (MakazhanAlpamys/Soup@2428453 benchmarks/gate-h100-validation.md); long steps hide them."""
     keys: dict[str, Any] = {"model": "qwen2.5-0.5b", "trainer": "trl", "num_gpus": 4, "precision": "bf16"}
     keys |= {"batch_size": 4, "lora": {"r": 16, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}}
     keys |= {"trainer_version": "0.26", "gradient_checkpointing": "none"}
