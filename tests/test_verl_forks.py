@@ -124,6 +124,12 @@ def test_what_a_command_says_stands_where_its_config_names_it(tmp_path: Path) ->
         assert not deciding(found)
 
 
+def test_no_estimator_is_the_trainers_own(tmp_path: Path) -> None:
+    """As in verl's recipe of SPPO, whose trainer has no critic."""
+    assert read(tmp_path, RL.replace("adv_estimator=grpo", "adv_estimator=null")).job.method == "grpo"
+    assert read(tmp_path, RL.replace("algorithm.adv_estimator=grpo ", "")).job.method == "ppo"
+
+
 def test_a_script_that_starts_itself_anew(tmp_path: Path) -> None:
     """``nohup bash "$0" &`` and an end: what runs then is the rest."""
     again = 'if [ "${FOREGROUND:-0}" != 1 ]; then\n  setsid nohup bash "$0" "$@" > log &\n  exit 0\nfi\n'
@@ -452,9 +458,10 @@ def test_weights_gathered_in_the_other_half_are_as_large(tmp_path: Path) -> None
 
 
 def test_a_repository_of_verls_within_the_project_says_its_version_too(tmp_path: Path) -> None:
-    (tmp_path / "verl/verl/version").mkdir(parents=True)
-    (tmp_path / "verl/verl/version/version").write_text("0.4.1\n")
-    assert read(tmp_path, f"{RL} {M}use_remove_padding=True").job.trainer_version == "0.4"
+    for number, folder in enumerate(("external/verl", "verl")):
+        (tmp_path / folder / "verl/version").mkdir(parents=True)
+        (tmp_path / folder / "verl/version/version").write_text(f"0.{4 + number}.1\n")
+        assert read(tmp_path, f"{RL} {M}use_remove_padding=True").job.trainer_version == f"0.{4 + number}"
 
 
 def with_actor(tmp_path: Path, update: str, **files: str) -> None:

@@ -82,13 +82,15 @@ def read_rl(keys: Keys, found: Given) -> None:
     if keys.flag("trainer.val_only"):
         where = keys.settings.where("trainer.val_only")
         raise NoTraining(f"{where}: trainer.val_only: verl validates and trains nothing", "take it out to train")
-    estimator = (keys.text("algorithm.adv_estimator") or "gae").lower().rpartition(".")[2]
+    key = "algorithm.adv_estimator"
+    own = key in keys.settings.values and keys.settings.values[key] is None  # as in verl's recipe of SPPO
+    estimator = "none" if own else (keys.text(key) or "gae").lower().rpartition(".")[2]
     method = METHODS.get(estimator, "grpo")
     if estimator not in METHODS and estimator not in LIKE_GRPO:
         method = _of_a_fork(keys, estimator)
     if keys.flag("critic.enable") is False:
         method = "grpo" if method == "ppo" else method
-    keys.put("method", method, "algorithm.adv_estimator")
+    keys.put("method", method, key)
     prompt, response = lengths_of(keys)
     strategy, said = strategy_of(keys, found)
     megatron = strategy == "megatron"
