@@ -56,6 +56,8 @@ RAN = {
     "megatron-bridge": "the table has micro-batches of 4 on H100, its recipe of 1",
     "bridge-25.11": "0.5 GiB over; stages' layers are assumed",
     "bridge-26.06": "0.5 GiB over; stages' layers are assumed",
+    "bridge-26.04.01": "recomputation of 405B on GB200 is not told",
+    "torchtune-cards": "the optimizer steps in backward and holds no gradients, which no key says",
     "vectorlm": "8B on one card: 60 GiB of weights, gradients and states, 28 of logits and checkpoints: open",
 }
 """Of published speeds whose runs do not fit, by set."""
