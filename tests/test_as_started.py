@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from memplan.frameworks.checking import check_file
+from memplan.frameworks.many import check_many
 from memplan.frameworks.sourced import forget, project_of
-from memplan.frameworks.starters import _texts
+from memplan.frameworks.starters import texts_of
 
 CARD = {"gpu": "80GB", "num_gpus": 1}
 PARSED = """\
@@ -165,7 +166,7 @@ def test_a_config_is_read_as_the_programs_that_take_it() -> None:
     assert any("as train.py reads it" in each for each in check_file("b.yaml", CARD).assumed)
     Path("README.md").write_text("```\npython train.py --config b.yaml\n```\n")
     Path("c.sh").write_text("python train.py --config sub/b.yaml\n")
-    _texts.cache_clear()
+    texts_of.cache_clear()
     assert check_file("b.yaml", CARD).job["batch_size"] == 5
 
 
@@ -193,7 +194,7 @@ def test_how_gpus_share_the_work_is_the_launchers_to_say() -> None:
     alone = check_file("a.yaml", {**four, "method": "sft"})
     assert alone.job.get("sharding") in (None, "ddp"), alone.text
     Path("run.sh").write_text("accelerate launch --config_file z3.yaml trl/scripts/sft.py --config a.yaml\n")
-    _texts.cache_clear()
+    texts_of.cache_clear()
     found = check_file("a.yaml", four)
     assert (found.fits, found.job["sharding"]) == ("yes", "zero3"), found.text
     assert any("zero3" in each and "as run.sh starts it" in each for each in found.assumed)
@@ -261,7 +262,7 @@ def test_a_pages_command_finds_the_one_program_of_its_name() -> None:
     Path("README.md").write_text(
         "```\naccelerate launch \\\n  --num_processes 1 \\\n  tune.py \\\n  --config b.yaml\n```\n"
     )
-    _texts.cache_clear()
+    texts_of.cache_clear()
     assert check_file("b.yaml", CARD).job["batch_size"] == 7
 
 
@@ -328,3 +329,15 @@ def test_a_number_of_a_variable_that_a_script_leaves_empty_is_asked_for() -> Non
     )
     found = check_file("run.sh", CARD)
     assert (found.fits, "--sequence-length" in found.hint) == ("unclear", True), found.text
+
+
+def test_a_call_reads_anew_what_its_script_starts() -> None:
+    """A process that stays, such as ``memplan mcp``, is asked again after the user changed a file."""
+    inner = "llamafactory-cli train --stage sft --do_train --model_name_or_path Qwen/Qwen2.5-0.5B --finetuning_type {}"
+    Path("run.sh").write_text("bash inner.sh\n")
+    kinds = []
+    for kind in ("full", "lora"):
+        Path("inner.sh").write_text(inner.format(kind))
+        (found,) = check_many(["run.sh"], CARD)
+        kinds.append("lora" in found.job)
+    assert kinds == [False, True]

@@ -13,6 +13,9 @@ from memplan.frameworks.reading import framework_of, read_target
 from memplan.spec.reading import JobInput
 
 CRITIC = "critic.ppo_micro_batch_size_per_gpu"
+REFERENCE = "actor_rollout_ref.ref."
+MEGATRON = "actor_rollout_ref.actor.strategy=megatron critic.strategy=megatron"
+RECOMPUTE = "megatron.override_transformer_config.recompute_granularity"
 A, M, R = "actor_rollout_ref.actor.", "actor_rollout_ref.model.", "actor_rollout_ref.rollout."
 RL = f"""python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {M}path=Qwen/Qwen2.5-0.5B \\
     data.max_prompt_length=512 data.max_response_length=512 {A}ppo_mini_batch_size=64 {R}n=4 \\
@@ -186,6 +189,9 @@ def test_easyr1_is_read_as_verl(tmp_path: Path) -> None:
     script = "python3 -m verl.trainer.main config=examples/config.yaml worker.actor.model.lora.rank=0"
     over = read(tmp_path, script, "examples/run.sh").job
     assert (over.lora, over.reference, over.sequence_length) == (None, "offloaded", 1536)
+    shard = "worker.actor.fsdp.enable_full_shard=false worker.ref.fsdp.enable_cpu_offload=false"
+    apart = read(tmp_path, f"{script} {shard}", "examples/run.sh").job
+    assert (apart.fsdp.sharding_strategy, apart.reference) == ("SHARD_GRAD_OP", "resident")
 
 
 def test_a_config_beside_the_script_is_read_under_its_overrides(tmp_path: Path) -> None:
@@ -324,6 +330,43 @@ def test_a_critic_has_rows_and_checkpoints_of_its_own(tmp_path: Path) -> None:
     assert critic.token_budget == 32768  # verl's own, whatever the actor's
     (critic,) = read(tmp_path, f"{packed} critic.model.enable_gradient_checkpointing=False").job.extra_models
     assert critic.gradient_checkpointing == "none"
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "decides"),
+    [
+        ("critic.model.fsdp_config.fsdp_size=4", "critic.model.fsdp_config.fsdp_size", "parallelism"),
+        (f"{A}fsdp_config.model_dtype=bf16", f"{A}fsdp_config.model_dtype", "precision"),  # the critic's stays fp32
+        (f"{A}fsdp_config.model_dtype=bf16 critic.fsdp.model_dtype=bf16", "", ""),
+        ("critic.optim.optimizer=SGD", "critic.optim.optimizer", "optimizer"),
+        (f"{MEGATRON} {A}{RECOMPUTE}=full", f"critic.{RECOMPUTE}", "checkpointing"),
+        (f"{MEGATRON} {A}{RECOMPUTE}=full critic.{RECOMPUTE}=full", "", ""),
+    ],
+)
+def test_a_critic_that_differs_from_the_policy_it_is_counted_as_is_unclear(
+    tmp_path: Path, said: str, key: str, decides: str
+) -> None:
+    found = read(tmp_path, f"{RL.replace('grpo', 'gae')} {CRITIC}=4 {said}")
+    assert deciding(found) == ({key: decides} if key else {})
+
+
+def test_fewer_gpus_may_share_a_critics_or_a_references_sequences(tmp_path: Path) -> None:
+    """Ulysses of the actor alone: a rank of the others has as many times the tokens."""
+    ppo = f"{RL.replace('grpo', 'gae')} {CRITIC}=4 {A}ulysses_sequence_parallel_size=2"
+    (critic,) = read(tmp_path, ppo).job.extra_models
+    assert critic.batch_size == 8
+    assert not read(tmp_path, f"{ppo} critic.ulysses_sequence_parallel_size=2").job.extra_models
+    scores = f"{RL} {A}ulysses_sequence_parallel_size=2 {REFERENCE}log_prob_micro_batch_size_per_gpu=4"
+    assert read(tmp_path, scores).job.logprob_token_budget is None
+    assert read(tmp_path, f"{scores} {REFERENCE}ulysses_sequence_parallel_size=1").job.logprob_token_budget == 8 * 1024
+
+
+def test_weights_of_fsdp_that_stay_gathered(tmp_path: Path) -> None:
+    kept, size = f"{A}fsdp_config.reshard_after_forward=False", f"{A}fsdp_config.fsdp_size=8"
+    assert read(tmp_path, f"{RL} {kept}").job.fsdp.sharding_strategy == "SHARD_GRAD_OP"
+    assert read(tmp_path, f"{RL} {kept} {size}").job.fsdp.sharding_strategy == "HYBRID_SHARD_ZERO2"
+    reference = f"{REFERENCE}fsdp_config.reshard_after_forward"
+    assert deciding(read(tmp_path, f"{RL} {A}use_kl_loss=True {reference}=False")) == {reference: "parallelism"}
 
 
 def test_a_critics_values_are_within_other_passes_or_said(tmp_path: Path) -> None:

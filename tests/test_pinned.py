@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memplan.frameworks.checking import check_file
-from memplan.frameworks.pinned import _of_folder, pinned
+from memplan.frameworks.pinned import pinned, pins_of
 
 PROGRAM = """\
 from transformers import AutoModelForCausalLM
@@ -19,7 +19,7 @@ SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, max_length
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _of_folder.cache_clear()
+    pins_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_the_nearest_file_pins_and_a_lock_is_stronger_and_of_lists_the_oldest() 
     assert pinned("sft/train.py", "trl")[0] == "0.9.6"
     Path("sft/requirements-a.txt").write_text("trl==0.29\n")
     Path("sft/requirements-b.txt").write_text("trl==0.18\n")
-    _of_folder.cache_clear()
+    pins_of.cache_clear()
     assert pinned("sft/train.py", "trl") == ("0.18", "sft/requirements-b.txt")
     Path("sft/poetry.lock").write_text('[[package]]\nname = "trl"\nversion = "0.20.0"\n')
-    _of_folder.cache_clear()
+    pins_of.cache_clear()
     assert pinned("sft/train.py", "trl")[0] == "0.20.0"
 
 
@@ -95,7 +95,7 @@ def test_a_pin_is_stronger_than_an_argument_that_is_still_taken() -> None:
     Path("train.py").write_text(PROGRAM.replace('B")', 'B", torch_dtype="bfloat16")'))
     assert check_file("train.py", {"gpu": "80GB"}).framework == "TRL 0.22"
     Path("requirements.txt").write_text("trl==0.27.0\nbitsandbytes<1.0\n")
-    _of_folder.cache_clear()
+    pins_of.cache_clear()
     assert check_file("train.py", {"gpu": "80GB"}).framework == "TRL 0.27.0"
     assert pinned("train.py", "bitsandbytes")[0] == "0.99"
 
@@ -110,7 +110,7 @@ def test_a_lower_bound_says_which_version_it_is_not() -> None:
     options = {"gpu": "80GB", "num_gpus": 8, "zero_stage": 3}
     assert check_file("train.sh", options).framework == "transformers 4.45"
     Path("requirements.txt").unlink()
-    _of_folder.cache_clear()
+    pins_of.cache_clear()
     assert check_file("train.sh", options).framework == "transformers 4.37.2"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from memplan.errors import EXIT_USAGE
 from memplan.frameworks.checking import NO_CONFIG, Checked, check_all
 from memplan.frameworks.folders import files_of, is_training, may_train
+from memplan.frameworks.starters import texts_of
 from memplan.units import ceil_div
 
 File = tuple[str, bool]
@@ -38,6 +39,7 @@ def check_many(
 ) -> list[Checked]:
     """The answers of files, and of what lies in folders. ``others``: a file that is no training config is an error, in
     place of being skipped; of a folder it is told with its like. ``processes``: as many at most."""
+    texts_of.cache_clear()  # a project's, which its files share
     folders = {path: files_of(path) for path in paths if os.path.isdir(path)}
     kept = {os.path.normpath(path) for path in beside}
     within = {path: [name for name in names if name not in kept] for path, (names, _) in folders.items()}

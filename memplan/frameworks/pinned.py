@@ -40,7 +40,7 @@ def pinned(path: str, package: str) -> tuple[str, str]:
     here = Path(path).resolve().parent
     top = project_of(here)
     for folder in (here, *here.parents):
-        found = _of_folder(str(folder)).get(package)
+        found = pins_of(str(folder)).get(package)
         if found is not None:
             return found
         if folder == top:
@@ -49,7 +49,8 @@ def pinned(path: str, package: str) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=256)
-def _of_folder(folder: str) -> dict[str, tuple[str, str]]:
+def pins_of(folder: str) -> dict[str, tuple[str, str]]:
+    """By package, the version that the files of one folder pin, and the file."""
     try:
         here = set(os.listdir(folder))
         inner = os.path.join(folder, "requirements")

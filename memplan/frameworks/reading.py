@@ -23,7 +23,7 @@ from memplan.frameworks.local_models import settle_model
 from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.programs.follow import forget
 from memplan.frameworks.registry import find_framework, frameworks
-from memplan.frameworks.starters import starter_of
+from memplan.frameworks.starters import starter_of, texts_of
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
 from memplan.spec.reading import JobInput, Unread, build_job, merged, normalise, unanswered, with_numbers, without
@@ -141,6 +141,7 @@ def _place(name: str) -> tuple[str, int] | None:
 def _document(model: str) -> Document | None:
     """The file that MODEL names, or the command line that it is; None for a model's or a preset's name."""
     forget()
+    texts_of.cache_clear()
     place = _place(model)
     if os.path.isfile(model) or place:
         path, line = place or (model, 0)

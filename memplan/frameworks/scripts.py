@@ -43,11 +43,12 @@ class Script:
 
 def run_script(text: str, path: str, given: Given | None = None) -> Script:
     """All commands of a script. Raises InvalidJob for quotes that do not close, and for more than a person writes."""
-    return _run_script(text, path, given, os.getcwd())
+    return gone_through(text, path, given, os.getcwd())
 
 
 @lru_cache(maxsize=8)
-def _run_script(text: str, path: str, given: Given | None, folder: str) -> Script:
+def gone_through(text: str, path: str, given: Given | None, folder: str) -> Script:
+    """The same, in a working directory."""
     running = _Running(path)
     running.know(slurm_variables(text))
     if given:

@@ -37,7 +37,7 @@ def starters(path: str) -> Iterator[tuple[str, str]]:
     """Scripts of the project that start a program or a script, then commands of its pages that do, with the page; a
     script's own comments may show one."""
     here = Path(path).resolve()
-    texts = _texts(str(project_of(here.parent)))
+    texts = texts_of(str(project_of(here.parent)))
     scripts = [(name, text) for name, text in texts if name.endswith(SHELLS) and here.stem in text]
     for name, text in sorted(scripts, key=lambda each: TRIAL.search(os.path.basename(each[0])) is not None):
         if _starts(name, text, here):
@@ -59,7 +59,7 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
     pages that do, or that name another of its folder, with this one in its place; programs that name it; last, of those
     that train and have an option ``--config``, under that, the ones that have most of its keys in their text."""
     top = project_of(here.parent)
-    found = [(name, text) for name, text in _texts(str(top)) if name != str(here)]
+    found = [(name, text) for name, text in texts_of(str(top)) if name != str(here)]
     scripts = [(name, text) for name, text in found if name.endswith(SHELLS)]
     yield from ((name, "") for name, text in scripts if here.name in text)
     for name, text in scripts:
@@ -79,7 +79,7 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
                     yield name, " ".join(str(here) if word == others[0] else word for word in words)
     programs = [
         (name, text)
-        for name, text in _texts(str(top), (".py",))
+        for name, text in texts_of(str(top), (".py",))
         if "Trainer" in text and ".train(" in text and not TRIAL.search(os.path.basename(name))
     ]
     yield from ((name, "") for name, text in programs if here.name in text)
@@ -181,7 +181,7 @@ def _placed(launch: Launch, path: str) -> Launch:
     """A page's command from another folder, whose program is the only one of its name in the project, with its path."""
     if found_at(path, program_at(path, launch.program)) is not None:
         return launch
-    found = [name for name, _ in _texts(str(project_of(Path(path).resolve().parent)), (".py",))]
+    found = [name for name, _ in texts_of(str(project_of(Path(path).resolve().parent)), (".py",))]
     named = [name for name in found if posixpath.basename(name) == posixpath.basename(launch.program)]
     if len(named) != 1:
         return launch
@@ -194,12 +194,12 @@ def _placed(launch: Launch, path: str) -> Launch:
 def programs_saying(path: str, *words: str) -> Iterator[tuple[str, str]]:
     """(file, text) of the other programs of the project around a file that have all of these words."""
     here = Path(path).resolve()
-    found = _texts(str(project_of(here.parent)), (".py",))
+    found = texts_of(str(project_of(here.parent)), (".py",))
     yield from ((name, text) for name, text in found if name != str(here) and all(word in text for word in words))
 
 
 @lru_cache(maxsize=8)
-def _texts(top: str, endings: tuple[str, ...] = (*SHELLS, *PAGES[:2])) -> tuple[tuple[str, str], ...]:
+def texts_of(top: str, endings: tuple[str, ...] = (*SHELLS, *PAGES[:2])) -> tuple[tuple[str, str], ...]:
     """Scripts and pages of a project, or its programs: scripts first, as far as a person writes them."""
     found: list[tuple[str, str]] = []
     for count, (folder, folders, files) in enumerate(os.walk(top)):

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks import sourced
+from memplan.frameworks import pinned, scripts, sourced
 from memplan.frameworks.asking import SHELLS
 from memplan.frameworks.base import Draft
 from memplan.frameworks.documents import Document
@@ -73,8 +73,10 @@ class _Held:
 
 
 def forget() -> None:
-    """Programs are gone through anew, and their projects looked for: files beside them may have changed."""
-    _cached.cache_clear()
+    """Programs and scripts are gone through anew, and their projects looked for: files beside them, and those that they
+    start, may have changed."""
+    for kept in (_cached, scripts.gone_through, pinned.pins_of):
+        kept.cache_clear()
     sourced.forget()
 
 

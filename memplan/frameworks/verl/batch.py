@@ -8,10 +8,10 @@ import re
 from memplan.frameworks.base import Keys
 from memplan.frameworks.generating import put
 from memplan.frameworks.verl.asking import known
-from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
+from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
 from memplan.units import ceil_div
 
-REF, KL = "actor_rollout_ref.ref.", "algorithm.use_kl_in_reward"
+KL = "algorithm.use_kl_in_reward"
 LENGTHS = ("data.max_response_length", "data.max_prompt_length", "data.max_length")
 
 
@@ -119,7 +119,8 @@ def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], pac
         else:
             key, size = whole, min(known(keys, whole, usual=0) // ranks, most) * length
         keys.skip(budget, each, whole)
-        sizes[key] = size
+        own = known(keys, f"{REF}ulysses_sequence_parallel_size", usual=tokens_shared) if at == REF else tokens_shared
+        sizes[key] = size if dynamic or packs else size * tokens_shared // own  # a reference may divide them by fewer
     key, size = max(sizes.items(), key=lambda pair: pair[1])
     if size and size != tokens:
         keys.put("logprob_token_budget", max(size, length), key)

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from memplan.frameworks.documents import Settings, words
-from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
+from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
 from memplan.tables.texts import settings_in
 from memplan.units import pairs_of
 
@@ -20,7 +20,8 @@ OF_ACTOR = pairs_of(
     """global_batch_size=ppo_mini_batch_size micro_batch_size_per_device_for_update=ppo_micro_batch_size_per_gpu
     ulysses_size=ulysses_sequence_parallel_size optim.strategy=optim.optimizer
     fsdp.torch_dtype=fsdp_config.model_dtype fsdp.fsdp_size=fsdp_config.fsdp_size
-    fsdp.enable_cpu_offload=fsdp_config.offload_policy fsdp.use_orig_params=fsdp_config.use_orig_params
+    fsdp.enable_full_shard=fsdp_config.reshard_after_forward
+    fsdp.enable_cpu_offload=fsdp_config.offload_params fsdp.use_orig_params=fsdp_config.use_orig_params
     fsdp.mp_param_dtype=fsdp_config.mixed_precision.param_dtype
     fsdp.mp_reduce_dtype=fsdp_config.mixed_precision.reduce_dtype offload.offload_params=fsdp_config.param_offload
     offload.offload_optimizer=fsdp_config.optimizer_offload offload.param_offload=fsdp_config.param_offload
@@ -38,10 +39,15 @@ NAMES = (
         "worker.actor.padding_free": f"{MODEL}use_remove_padding",
         "worker.actor.micro_batch_size_per_device_for_experience": f"{ROLLOUT}log_prob_micro_batch_size_per_gpu",
         "worker.critic.micro_batch_size_per_device_for_update": "critic.ppo_micro_batch_size_per_gpu",
+        "worker.critic.ulysses_size": "critic.ulysses_sequence_parallel_size",
+        "worker.critic.fsdp.torch_dtype": "critic.model.fsdp_config.model_dtype",
+        "worker.critic.fsdp.fsdp_size": "critic.model.fsdp_config.fsdp_size",
+        "worker.critic.fsdp.enable_full_shard": "critic.model.fsdp_config.reshard_after_forward",
         "worker.critic.offload.offload_params": "critic.model.fsdp_config.param_offload",
         "worker.critic.offload.offload_optimizer": "critic.model.fsdp_config.optimizer_offload",
         "worker.critic.offload.param_offload": "critic.model.fsdp_config.param_offload",
         "worker.critic.offload.optimizer_offload": "critic.model.fsdp_config.optimizer_offload",
+        "worker.ref.fsdp.enable_full_shard": f"{REF}fsdp_config.reshard_after_forward",
         "algorithm.use_kl_loss": f"{ACTOR}use_kl_loss",
         **{f"worker.rollout.{name}": f"{ROLLOUT}{name}" for name in OF_ROLLOUT},
         "worker.rollout.tensor_parallel_size": f"{ROLLOUT}tensor_model_parallel_size",
@@ -74,8 +80,6 @@ QUIET = re.compile(
 KEPT = words(
     "data.max_prompt_length data.max_response_length trainer.n_gpus_per_node trainer.nnodes algorithm.adv_estimator"
 )
-WHOLE = words("worker.actor.fsdp.enable_full_shard worker.critic.fsdp.enable_full_shard")
-"""FULL_SHARD, which is what is counted."""
 OPTIMIZERS = {"adamw": "AdamW"}
 HALF = ("bf16", "bfloat16")
 
@@ -88,8 +92,6 @@ def as_verl(settings: Settings) -> Settings:
     older = OLDER if any(map(BEFORE.fullmatch, settings.values)) else {}
     for key, value in {**DEFAULTS, **older, **settings.values}.items():
         name = NAMES.get(key, key)
-        if name in WHOLE and value is True:
-            continue
         if name == key and key not in KEPT and QUIET.fullmatch(key):
             continue
         values[name] = OPTIMIZERS.get(str(value), value) if name.endswith("optim.optimizer") else value
@@ -98,6 +100,8 @@ def as_verl(settings: Settings) -> Settings:
             paths.update({name: settings.paths[key]} if key in settings.paths else {})
     if values.get(f"{ACTOR}fsdp_config.model_dtype") in HALF and values[f"{ACTOR}optim.optimizer"] == "adamw_bf16":
         values[f"{ACTOR}optim.optimizer"] = "AdamW"  # whose states have the dtype of their weights
+    hosted = {settings.values.get(f"worker.ref.{key}") for key in ("fsdp.enable_cpu_offload", "offload.offload_params")}
+    values[f"{REF}fsdp_config.param_offload"] = True in hosted or False not in hosted
     without = settings.values.get("algorithm.disable_kl") is True
     values["algorithm.use_kl_in_reward"] = not without  # in the loss or in the reward: a reference scores
     values[f"{ACTOR}use_kl_loss"] = not without and values.get(f"{ACTOR}use_kl_loss") is True

@@ -26,8 +26,12 @@ def read_fsdp(keys: Keys, strategy: str, said: str, at: str, world: int) -> None
     pure = stored in ("bf16", "bfloat16", "fp16", "float16")
     keys.put("precision", half if pure else f"{half}-amp", f"{at}model_dtype")
     keys.skip(f"{at}dtype", f"{at}param_offload", f"{at}optimizer_offload", f"{at}grad_offload", f"{at}strategy")
-    if strategy == "fsdp2" and keys.flag(f"{at}reshard_after_forward") is False:
-        keys.put("reshard_after_forward", False, f"{at}reshard_after_forward")
+    reshard = f"{at}reshard_after_forward"
+    if keys.flag(reshard) is False:  # of FSDP1 from 0.6 on; before it takes no more than is counted
+        if strategy == "fsdp2":
+            keys.put("reshard_after_forward", False, reshard)
+        else:
+            put_inner(keys, "fsdp", "sharding_strategy", "SHARD_GRAD_OP", reshard)
     host = f"{at}offload_policy" if keys.flag(f"{at}offload_policy") else f"{at}offload_params"
     if keys.flag(host) and (strategy == "fsdp2" or host.endswith("params")):
         put_inner(keys, "fsdp", "cpu_offload", True, host)
@@ -48,7 +52,8 @@ def _replicas(keys: Keys, strategy: str, key: str, world: int) -> None:
         keys.warn(key, f"states are counted as shared by all {world} GPUs, not by {size}", "parallelism")
         return
     if strategy == "fsdp":
-        put_inner(keys, "fsdp", "sharding_strategy", "HYBRID_SHARD", key)
+        whole = "sharding_strategy" in (keys.draft.values.get("fsdp") or {})
+        put_inner(keys, "fsdp", "sharding_strategy", "HYBRID_SHARD_ZERO2" if whole else "HYBRID_SHARD", key)
     put_inner(keys, "fsdp", "replicate", world // size, key)
 
 

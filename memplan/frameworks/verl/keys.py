@@ -8,7 +8,7 @@ from typing import Any
 from memplan.tables.texts import settings_in
 from memplan.units import words_of
 
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
+ACTOR, ROLLOUT, MODEL, REF = (f"actor_rollout_ref.{group}." for group in ("actor", "rollout", "model", "ref"))
 DEFAULTS: dict[str, Any] = (
     settings_in(
         """algorithm.adv_estimator=gae algorithm.use_kl_in_reward=false data.max_prompt_length=512

@@ -8,6 +8,7 @@ from memplan.frameworks.documents import is_template, words
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.megatron.keys import NOT_MODELLED, OTHER_NAMES, SIZES
 from memplan.frameworks.verl.asking import known
+from memplan.frameworks.verl.keys import MODEL
 from memplan.spec.megatron import Megatron
 
 VIRTUAL = "virtual_pipeline_model_parallel_size"
@@ -68,19 +69,24 @@ def _on_the_host(keys: Keys, key: str) -> None:
         keys.bound(key, "without use_precision_aware_optimizer states are counted as on the card", "optimizer")
 
 
-def _recompute(keys: Keys, at: str) -> None:
-    """``recompute_granularity``. In 0.4 enable_gradient_checkpointing puts what its kwargs say in its place, which is
-    nothing unless they do (single_controller/base/megatron/worker.py); in others the workers do not read it."""
-    new, model = f"{at}override_transformer_config.recompute_granularity", "actor_rollout_ref.model."
+def recompute_of(keys: Keys, model: str, at: str) -> tuple[str, str]:
+    """``recompute_granularity`` and its key. In 0.4 enable_gradient_checkpointing puts what its kwargs say in its
+    place, which is nothing unless they do (single_controller/base/megatron/worker.py); in others the workers do not
+    read it. ``model``, ``at``: where settings of the model and of its engine stand."""
+    new = f"{at}override_transformer_config.recompute_granularity"
     old = f"{model}gradient_checkpointing_kwargs.activations_checkpoint_granularity"
     if keys.draft.facts["verl"] == "0.4" and keys.flag(f"{model}enable_gradient_checkpointing"):
-        keys.skip(new)
         new, old = old, new
     kind = str(keys.get(new) or "none").lower()
     keys.skip(old)
     if kind not in ("full", "selective", "none"):
         raise keys.settings.error(new, f"{kind[:20]!r} is not known", "use full or selective")
-    keys.put("gradient_checkpointing", kind, new)
+    return kind, new
+
+
+def _recompute(keys: Keys, at: str) -> None:
+    kind, key = recompute_of(keys, MODEL, at)
+    keys.put("gradient_checkpointing", kind, key)
     of = {"selective": ("modules",), "full": ("method", "num_layers")}.get(kind, ())
     keys.skip(*(f"{at}override_transformer_config.recompute_{name}" for name in ("modules", "method", "num_layers")
                 if name not in of))  # fmt: skip

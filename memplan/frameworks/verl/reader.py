@@ -18,7 +18,7 @@ from memplan.frameworks.verl.batch import KL, lengths_of, reference_key, update_
 from memplan.frameworks.verl.easyr1 import as_verl
 from memplan.frameworks.verl.forks import critic_in_code
 from memplan.frameworks.verl.fsdp import read_switches, ulysses
-from memplan.frameworks.verl.keys import ACTOR, DEFAULTS, LIKE_GRPO, METHODS, MODEL, OLD_SFT, ROLLOUT
+from memplan.frameworks.verl.keys import ACTOR, DEFAULTS, LIKE_GRPO, METHODS, MODEL, OLD_SFT, REF, ROLLOUT
 from memplan.frameworks.verl.keys import SFT as NEW_SFT
 from memplan.frameworks.verl.megatron import degrees
 from memplan.frameworks.verl.names import sense
@@ -99,10 +99,7 @@ def read_rl(keys: Keys, found: Given) -> None:
     world = gpus(keys, 8, shared)
     tokens_shared = degrees(keys, at).get("context_parallel", 1) if megatron else shared
     tokens = update_batch(keys, (prompt + response, response), world, shared, tokens_shared, megatron)
-    key = reference_key(keys)
-    rank = read_model(keys, MODEL, megatron)
-    host = not megatron or bool(keys.flag("actor_rollout_ref.ref.megatron.param_offload"))
-    keys.put("reference", ("adapter" if rank else "offloaded" if host else "resident") if key else "none", key or KL)
+    _reference(keys, read_model(keys, MODEL, megatron), megatron)
     _entropy(keys)
     temperature = keys.number(f"{ROLLOUT}temperature")
     if temperature and temperature != 1:
@@ -114,6 +111,17 @@ def read_rl(keys: Keys, found: Given) -> None:
     read_optimizer(keys, f"{ACTOR}optim.")
     _beside(keys, tokens)
     read_rollout(keys, found.config, at)
+
+
+def _reference(keys: Keys, rank: int, megatron: bool) -> None:
+    """verl's FSDP hosts it whatever is said, EasyR1's where it says so (fsdp_workers.py: cpu_offload)."""
+    key, own = reference_key(keys), f"{REF}{'megatron' if megatron else 'fsdp_config'}."
+    hosts = not megatron and keys.framework.title != "EasyR1"
+    host = hosts or bool(keys.flag(f"{own}param_offload"))
+    keys.put("reference", ("adapter" if rank else "offloaded" if host else "resident") if key else "none", key or KL)
+    if key and not rank and keys.flag(f"{own}reshard_after_forward") is False:
+        why = "the reference, which is left gathered when it has scored, is counted as divided"
+        keys.warn(f"{own}reshard_after_forward", why, "parallelism")
 
 
 def _of_a_fork(keys: Keys, estimator: str) -> str:
