@@ -132,6 +132,7 @@ GPT_OSS = [  # 4 A100 pad both sides of an expert, Hopper its scales; one H100 o
     ("gpt-oss-20b", "0.19.0", 1, "a100-80gb", 13.72),
     ("gpt-oss-120b", "0.25.1", 1, "h100-80gb", 61.29),
     ("gpt-oss-120b", "0.13.0", 2, "a100-80gb", 34.3774),
+    ("gpt-oss-120b", "0.10.1", 1, "h100-80gb", 65.965),  # by Marlin, before Triton's kernels
 ]
 
 
@@ -151,6 +152,40 @@ def test_where_a_card_multiplies_no_fp8_a_blocks_scale_is_its_columns() -> None:
 def test_after_hopper_and_its_kin_gpt_oss_is_padded_for_marlin() -> None:
     of = engine("gpt-oss-20b", "0.19.0", quantization="mxfp4")
     assert weights_bytes(of, find_gpu("rtx-5090-32gb")) == weights_bytes(of, find_gpu("a100-80gb"))
+
+
+def test_on_rocm_vllm_pads_both_sides_of_an_expert() -> None:
+    """2880 to 3072: of 24 layers with 32 experts, in 4.25 bits."""
+    vllm, sglang = (
+        weights_bytes(engine("gpt-oss-20b", "0.19.0", name, quantization="mxfp4"), find_gpu("mi300x-192gb"))
+        for name in ("vllm", "sglang")
+    )
+    assert vllm - sglang == pytest.approx(24 * 32 * 3 * (3072**2 - 2880**2) * 4.25 / 8, rel=0.1)
+
+
+def test_attention_in_16_bits_is_copied_by_sglang_alone() -> None:
+    """The latent's matrix of 61 layers, for the halves that attention multiplies by; vLLM's are views."""
+
+    stored = Stored("modelopt nvfp4", plain=frozenset({"self_attn"}))
+    model = load_model("deepseek-v3").but(quantization=stored)
+    sglang, vllm = (
+        weights_bytes(engine(version=version, name=name, tensor_parallel=4)._replace(model=model))
+        for name, version in (("sglang", "0.5.5"), ("vllm", "0.11.0"))
+    )
+    assert 61 * 8 * MiB < sglang - vllm < 61 * 11 * MiB  # 512 × 128 × 256 in 16 bits over 4 ranks, with what is rounded
+
+
+def test_sparse_attention_has_its_workspace_on_hopper() -> None:
+    """Queries of all tokens of a forward, and prompts in 16 bits where the cache is in 8."""
+
+    def found(gpu: str, **given: Any) -> int:
+        of = engine("deepseek-v3.2", "0.20.0", tensor_parallel=8, **given)
+        return weights_bytes(of, find_gpu(gpu))
+
+    queries = 8192 * 128 // 8 * 576 * 2
+    assert found("h200-141gb") - found("b200-180gb") == pytest.approx(queries, abs=8 * MiB)
+    grown = found("h200-141gb", kv_itemsize=1) - found("h200-141gb")
+    assert grown == pytest.approx(5 * 4096 * 576 * 2, abs=2 * MiB)
 
 
 def test_experts_without_a_gate_are_padded_where_their_scales_are_swizzled() -> None:

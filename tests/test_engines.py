@@ -346,6 +346,13 @@ def test_asleep_it_keeps_context_and_graphs() -> None:
     assert 0.9 * GiB < found[1].asleep.expected < 1.5 * GiB
     assert found[1].weights < found[1].host_asleep < 2 * found[1].weights
     assert found[2].host_asleep == 0
+    recent, tuned = (
+        engine_figures(engine(model, version="0.25.0", sleep=2), gpu) for model in ("qwen3-8b", "qwen3.5-9b")
+    )
+    assert recent.asleep.expected == sum(
+        (recent.outside.expected, recent.graphs, recent.non_torch, 32 * MiB)
+    )  # what it has outside PyTorch, and cuBLAS's workspace
+    assert tuned.asleep.expected - tuned.graphs - recent.asleep.expected + recent.graphs > 300 * MiB  # Triton's kernels
 
 
 def test_the_copy_of_a_sleeping_engine_is_page_locked_segment_by_segment() -> None:

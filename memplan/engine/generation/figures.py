@@ -10,14 +10,14 @@ from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
 from memplan.engine.generation.starting import Start, reason
 from memplan.engine.generation.weights import copy_bytes, least_bytes, most_bytes, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
-from memplan.engine.overhead import context_bytes
+from memplan.engine.overhead import context_bytes, workspace_bytes
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import EngineConstants, Gpu
 from memplan.tables.engines import BEFORE_HOPPER, DENSE, HOPPER, Era, era_of
 from memplan.units import GiB, MiB
 
 NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
-"""Outside PyTorch since the engine's first look at the card: kernels that load, workspaces."""
+"""Outside PyTorch since the engine's first look at the card: kernels that load, workspaces. It stays asleep."""
 TRITON = 400 * MiB
 """Of the kernels of gated delta layers, which vLLM's profile run loads and tunes: 0.15 to 0.7 GiB on most cards, on
 some several (3.8 under 0.18, of a Qwen3.5 4B)."""
@@ -101,7 +101,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     outside, graphs = _sum(context, nccl), graphs_on(of, era, gpu)
     inside = context.expected * era.context_inside
     tuned = TRITON * (era.share != "free" and any(mixer.kind == "gated-delta" for mixer in of.model.mixers))
-    non_torch = int((era.non_torch * MiB + tuned + _of_ranks(of, era, nccl, gpu) + inside) * own.non_torch)
+    loaded = int((era.non_torch * MiB + tuned) * own.non_torch)
+    non_torch = loaded + int((_of_ranks(of, era, nccl, gpu) + inside) * own.non_torch)
     activation = int(activation_bytes(of, era) * own.activation)
     estimate = int(graphs.expected * _estimate(of, era, cache))
     there = free.expected - (context if era.nccl_inside else outside).expected
@@ -124,13 +125,15 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
-    asleep = _sum(outside, graphs, NON_TORCH, Band(0, space, space)) if of.sleep else awake
+    kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0
+    stays = Band(NON_TORCH.low, loaded, max(loaded, NON_TORCH.high) + kernels)
+    stays = Band(*(each + workspace_bytes(gpu) for each in stays))
+    asleep = _sum(outside, graphs, stays, Band(0, space, space)) if of.sleep else awake
     doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1)
     doubt = min(doubt, activation + non_torch)  # weights and one request are certain
     besides = activation + non_torch + start.needed - budget
     short = least_bytes(of, gpu) + besides
     first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
-    kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0
     kernels += HOSTS if gpu.vendor == "custom" and gpu.usable_bytes >= UNNAMED else 0
     most = most_bytes(of, gpu) + besides + first + kernels + int(graphs.high * _estimate(of, era, cache))
     return Figures(

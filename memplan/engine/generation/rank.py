@@ -20,13 +20,17 @@ class Padding(NamedTuple):
     """Of the rows of scales alone."""
 
 
+ROCM = ("gfx942", "gfx950")
 MXFP4 = {
     **dict.fromkeys((*BEFORE_HOPPER, "12.0", "12.1"), Padding(256, 128)),
     "9.0": Padding(inner=64, scales=256),
-    **dict.fromkeys(("10.0", "10.3"), Padding(256, 256)),
+    **dict.fromkeys(("10.0", "10.3", *ROCM), Padding(256, 256)),
 }
-"""By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's (vllm 0.10
-layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; triton_kernels hopper_scale.py, of 8 warps)."""
+"""By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's and ROCm's (vllm 0.10
+layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; 0.20 layers/fused_moe/oracle/mxfp4.py; triton_kernels
+hopper_scale.py, of 8 warps)."""
+BY_TRITON = 0, 10, 2
+"""On Hopper since, with PyTorch 2.8; before, Marlin there too (vllm 0.10.1 mxfp4.py: _should_use_marlin)."""
 UNGATED = Padding(inner=128)
 """In NVFP4, after Hopper: scales are swizzled by so many rows, and weights padded to them where nothing is gated (vllm
 0.21 layers/quantization/utils/flashinfer_fp4_moe.py: prepare_nvfp4_moe_layer_for_fi_or_cutlass)."""
@@ -52,6 +56,9 @@ class Rank(NamedTuple):
     """Of routers' weights; 0: as the model's class stores them."""
     plain: frozenset[str] = frozenset()
     """Modules and linears in 16 bits beside those of its format."""
+    absorbs: bool = False
+    """The latent's matrix is copied for attention where it is not quantised too: its two halves, turned round (sglang
+    0.5.5 models/deepseek_v2.py: w_kc, w_vc; vLLM has views)."""
 
     def of_module(self, part: Part) -> str:
         """The name of a part's module in a checkpoint."""

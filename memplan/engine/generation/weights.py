@@ -10,7 +10,8 @@ from math import prod
 from memplan.engine.generation.cells import drafting_layer
 from memplan.engine.generation.formats import quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.engine.generation.rank import MXFP4, UNGATED, Padding, Rank, Tensors
+from memplan.engine.generation.rank import BY_TRITON, MXFP4, ROCM, UNGATED, Padding, Rank, Tensors
+from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
@@ -34,6 +35,8 @@ NEVER_QUANTISED = ("wk", "weights_proj")
 
 STACKED = {"gptq": "awq"}
 """Of experts: their g_idx are emptied where no order is asked for (vllm 0.11 gptq_marlin.py: GPTQMarlinMoEMethod)."""
+WORKSPACE = 0, 19, 0
+"""Of sparse attention; older versions' were not read."""
 MACHETE = 0, 19, 0
 """AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel)."""
 
@@ -80,11 +83,12 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     spec, tensor = of.model, of.tensor_parallel
     form = served(of)
     rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, form.format, form.group, plain=form.plain)
-    rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor)
+    rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor, absorbs=of.engine == "sglang")
     if of.model.family in FP32_ROUTERS:  # of transformers alone
         rank = rank._replace(router_itemsize=of.itemsize)
-    if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in BEFORE_HOPPER):
-        rank = rank._replace(padding=MXFP4.get(architecture, Padding()))
+    if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in (*BEFORE_HOPPER, *ROCM)):
+        by_marlin = of.engine == "vllm" and architecture == HOPPER and version_of(of.version) < BY_TRITON
+        rank = rank._replace(padding=MXFP4.get(BEFORE_HOPPER[0] if by_marlin else architecture, Padding()))
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
         rank = rank._replace(ungated=UNGATED)
     if architecture in BEFORE_ADA:
@@ -94,7 +98,7 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
     stages = of.pipeline_parallel
-    whole = tuple(_of_no_layer(of, rank))
+    whole = *_of_no_layer(of, rank), *_of_chosen(of, architecture)
     alone = stages == 1 or (of.engine == "vllm" and of.model.family in ENDS_ON_EACH_STAGE)
     if alone or first + sum(whole) >= last:
         yield first
@@ -125,9 +129,20 @@ def _of_no_layer(of: Generator, rank: Rank) -> Iterator[int]:
     yield from rank.matrix(spec.project_out, 1, quantised=False) if spec.project_out else ()
     yield spec.final_norm.parameters * of.itemsize if spec.final_norm else 0
     yield rotary_bytes(of)
-    if of.engine == "vllm":  # of all layers together, what an indexer chose (deepseek_v2.py: topk_indices_buffer)
-        parts = (part for run in spec.runs for part in run.layer.parts if part.chooses)
-        yield of.max_num_batched_tokens * max((getattr(part, "topk", 0) for part in parts), default=0) * 4
+
+
+def _of_chosen(of: Generator, architecture: str) -> Iterator[int]:
+    """Of all layers together, where an indexer chooses tokens: which (vllm deepseek_v2.py: topk_indices_buffer); on
+    Hopper the workspace that its kernel has from the start, for queries and, of a cache in fp8, prompts in 16 bits
+    (vllm 0.20 v1/attention/backends/mla/flashmla_sparse.py: FlashMLASparseImpl)."""
+    tokens = of.max_num_batched_tokens
+    mixer = next((each for each in of.model.mixers if isinstance(each, LatentAttention) and each.indexed), None)
+    if of.engine != "vllm" or not mixer:
+        return
+    yield tokens * mixer.topk * 4
+    if architecture == HOPPER and version_of(of.version) >= WORKSPACE:
+        rows = tokens * of.model.num_heads // of.tensor_parallel + (of.kv_itemsize == 1) * 5 * of.max_model_len
+        yield rows * (mixer.latent + mixer.rope) * 2
 
 
 def _draft(of: Generator, rank: Rank) -> Tensors:
@@ -178,11 +193,10 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
         found += together(_linear(linear, part, rank, heads, ranks, all(packs)) for linear in linears)
     found += (bare.parameters * (bare.itemsize or rank.itemsize) // ranks for bare in part.tensors)
     found += (norm.parameters * (norm.itemsize or rank.itemsize) for norm in part.norms)
-    if quantises(rank.format):  # attention multiplies by the latent's matrix in 16 bits, whatever it came in
-        latent = (
-            each for each in part.linears if each.name.endswith("kv_b_proj") and rank.quantises(module, each.name)
-        )
-        found += (linear.parameters * rank.itemsize // ranks for linear in latent)
+    # attention multiplies by the latent's matrix in 16 bits, whatever it came in
+    latent = (linear for linear in part.linears if linear.name.endswith("kv_b_proj"))
+    copied = (each for each in latent if rank.absorbs or (quantises(rank.format) and rank.quantises(module, each.name)))
+    found += (linear.parameters * rank.itemsize // ranks for linear in copied)
     if isinstance(part, FeedForward):
         for linears in joined(part.shared):
             packs = [spread and rank.quantises("mlp.shared_expert", linear.name) for linear in linears]
