@@ -157,6 +157,17 @@ def test_what_decides_and_is_not_modelled_is_named(tmp_path: Path, old: str, new
     assert decided(read(tmp_path, changed(CONFIG, old, new))) == {key: decides}
 
 
+@pytest.mark.parametrize(
+    ("chunks", "head", "above"), [(1, "cross-entropy", [True]), (8, "auto", []), (16, "auto", [True])]
+)
+def test_other_numbers_of_chunks_are_counted_from_above(
+    tmp_path: Path, chunks: int, head: str, above: list[bool]
+) -> None:
+    loss = "LinearCrossEntropyLoss"
+    found = read(tmp_path, changed(CONFIG, loss, f"{loss}\n  num_output_chunks: {chunks}"))
+    assert (found.job.loss_head, [each.above for each in found.unread]) == (head, above)
+
+
 def test_an_old_checkpointer_is_an_old_torchtune(tmp_path: Path) -> None:
     old = "checkpointer: {_component_: torchtune.utils.FullModelMetaCheckpointer}\ndtype: bf16"
     found = read(tmp_path, changed(CONFIG, "dtype: bf16", old).replace("packed: False", "packed: True"))

@@ -79,13 +79,15 @@ def test_torchtitan_is_started_by_its_file_and_has_a_forks_flavors() -> None:
     own.parent.mkdir(parents=True)
     own.write_text(flavors)
     config = TORCHTITAN.replace("8B", "3B").replace("[parallelism]\ntensor_parallel_degree = 2\n", "").replace(
-        "[training]", "[training]\ntensor_parallel_degree = 4\ndata_parallel_degree = 2\ncompile = true")  # fmt: skip
+        "[training]", "[training]\ntensor_parallel_degree = 4\ndata_parallel_degree = 2\ncompile = true\n"
+        "gradient_accumulation_steps = 9")  # fmt: skip
     Path("3b.toml").write_text(config)
     found = checked(
         "run.sh", "srun torchrun --nproc_per_node 8 ./train.py --job.config_file 3b.toml --training.seq_len 1024"
     )
     job = found.job
     assert (job["model"]["intermediate_size"], job["model"]["vocab_size"]) == (11264, 128256)
+    assert job["gradient_accumulation_steps"] == 9
     assert (job["sequence_length"], job["tensor_parallel"], job["sharding"], job["compile"]) == (1024, 4, "fsdp2", True)
     assert found.fits in ("yes", "tight")
 

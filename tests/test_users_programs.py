@@ -282,3 +282,23 @@ def test_towers_that_unsloth_loads_beside_a_language_model_are_said() -> None:
     found = checked("a.py", text)
     assert found.fits == "unclear"
     assert "towers of images and of sound are loaded too" in str(found.unread)
+
+
+COLLATED = """\
+from transformers import AutoModelForCausalLM
+from trl import DPOTrainer
+from trl.trainer.utils import DPODataCollatorWithPadding
+def is_adapter_model(name):
+    return "adapter_config.json" in list_files(name)
+name = "Qwen/Qwen2.5-0.5B"
+if is_adapter_model(name):
+    name = base_of(name)
+model = AutoModelForCausalLM.from_pretrained(name, torch_dtype="bfloat16")
+collator = DPODataCollatorWithPadding(tokenizer, max_length={length}, max_prompt_length=128)
+DPOTrainer(model, model, args=args(), beta=0.1, data_collator=collator, tokenizer=tokenizer).train()
+"""
+
+
+def test_a_collator_of_pairs_cuts_and_a_copied_question_for_adapters_is_answered() -> None:
+    found = checked("a.py", COLLATED.format(length=777), batch_size=1, precision="bf16", optimizer="adamw")
+    assert (found.job["model"], found.job["sequence_length"]) == ("Qwen/Qwen2.5-0.5B", 777), found.text

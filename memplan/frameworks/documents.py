@@ -37,9 +37,9 @@ _JINJA = re.compile(r"^([^\"'#\n]*?(?:: |- ) *)(\{\{[^}\"\n]*\}\}[^\s,\]#]*)", r
 """``{{name}}`` as a value: of a file that is filled in before it is YAML."""
 _TEMPLATE = re.compile(
     r"\$\{|\$[A-Za-z_0-9@]|\{\{|\{%|%\(\w+\)s|(?:\$\(|`)\s*(?:\(|nvidia-smi|expr|echo|cat|python3?|date|wc|jq|yq|ls|nproc"
-    r"|seq|hostname|scontrol|grep|awk|sed|head|printf|bc)|^<[^<>|]+>$"
+    r"|seq|hostname|scontrol|grep|awk|sed|head|printf|bc)|^<[^<>|]+>$|^\.{3,}$"
 )
-"""Variables and commands of a shell, OmegaConf's references, Jinja's, and what a reader is to fill in (``<stage>``)."""
+"""Variables and commands of a shell, OmegaConf's references, Jinja's, and what is to be filled in (``<stage>``)."""
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,9 @@ def _check_tensor(job: Job, spec: ModelSpec, degrees: Parallel) -> None:
             raise InvalidJob(f"tensor_parallel: {tensor} does not divide the feed-forward width {width}", "use fewer")
         experts = part.experts if part is not None else None
         if experts is not None and tensor > 1 and not degrees.sequence:
-            raise InvalidJob("sequence_parallel: false, and experts with tensor_parallel need it", "leave it out")
+            raise InvalidJob(
+                "sequence_parallel: false, and experts with tensor_parallel need it", "add --sequence-parallel true"
+            )
         if experts is not None and experts.intermediate % degrees.expert_tensor:
             raise InvalidJob(
                 f"expert_tensor_parallel: {degrees.expert_tensor} does not divide the experts' width "

@@ -138,6 +138,10 @@ def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> Non
     for key, value in trainer.values.items():
         if key in OF_TRAINER and not _its_own(trainer, trainer.places[key]):
             gathered.add(key, value, trainer.places[key], over=False)
+    collator = trainer.values.get("data_collator")
+    if isinstance(collator, Thing) and collator.last.startswith("DPODataCollator"):  # of TRL until 0.7: it cuts
+        for key in {"max_length", "max_prompt_length"} & collator.values.keys():
+            gathered.add(key, collator.values[key], collator.places[key])
 
 
 def _its_own(trainer: Thing, place: Place) -> bool:
@@ -155,11 +159,7 @@ def _settings(arguments: Thing) -> Iterator[tuple[str, Any]]:
 
 def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: Thing, draft: Draft) -> None:
     """TrainingArguments in place of the trainer's own config have their own defaults; arguments from elsewhere none."""
-    if isinstance(arguments, Thing) and arguments.last in (
-        "TrainingArguments",
-        "Seq2SeqTrainingArguments",
-        "UnslothTrainingArguments",
-    ):
+    if isinstance(arguments, Thing) and arguments.last.endswith("TrainingArguments"):
         for key in ("gradient_checkpointing", "bf16") if package == "trl" else ():
             gathered.add(key, False, arguments.place, over=False)
     unsaid = "per_device_train_batch_size" not in gathered.places

@@ -220,8 +220,9 @@ def _training(keys: Keys, ranks: int, micro: int) -> None:
     keys.put("batch_size", micro or batch, "local_batch_size", "batch_size")
     keys.copy("sequence_length", "seq_len", "whole")
     total = keys.whole("global_batch_size") or -1
-    steps = max(1, ceil_div(total, (batch or 1) * ranks)) if total > 0 else 1
-    keys.put("gradient_accumulation_steps", steps * cut, "global_batch_size")
+    own = keys.whole("gradient_accumulation_steps") or 1  # of forks before there was a global batch
+    steps = max(1, ceil_div(total, (batch or 1) * ranks)) if total > 0 else own
+    keys.put("gradient_accumulation_steps", steps * cut, "global_batch_size", "gradient_accumulation_steps")
     stored, computed = keys.text("dtype"), keys.text("mixed_precision_param")
     if stored == "bfloat16":
         keys.put("precision", "bf16", "dtype")

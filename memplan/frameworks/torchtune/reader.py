@@ -154,6 +154,10 @@ def _positions(model: object) -> int:
         return 0
 
 
+CHUNKS = 8
+"""Parts in which torchtune's losses make logits by default."""
+
+
 def _loss(keys: Keys, method: str) -> str:
     """The loss, and the version whose default it was: that of the schedule."""
     at = f"loss{COMPONENT}"
@@ -164,8 +168,14 @@ def _loss(keys: Keys, method: str) -> str:
         keys.warn(at, f"{component[:60]} is no loss of torchtune's that is known", "loss")
     elif method == "sft" and component == "torch.nn.CrossEntropyLoss" and not old:
         keys.put("loss_head", "cross-entropy", at)
-    if (keys.whole("loss.num_output_chunks") or 8) != 8:
-        keys.warn("loss.num_output_chunks", "the loss is counted in 8 chunks", "loss")
+    chunks = keys.whole("loss.num_output_chunks") or CHUNKS
+    if chunks < CHUNKS and method == "sft" and not old:
+        keys.put("loss_head", "cross-entropy", "loss.num_output_chunks")
+    if chunks != CHUNKS:
+        counted = "whole logits" if chunks < CHUNKS else f"{CHUNKS} chunks"
+        keys.bound(
+            "loss.num_output_chunks", f"{counted} are counted, which take no less than its {chunks} chunks", "loss"
+        )
     keys.put("trainer_version", version, at, f"checkpointer{COMPONENT}")
     for name in ("ignore_index", "mask_ignored_tokens", "beta", "label_smoothing", "loss_type", "epsilon", "kl_coeff"):
         keys.skip(f"loss.{name}")
