@@ -24,6 +24,10 @@ LoRA_MLP, LoRA_QKV, LoRA_W)."""
 OWN_LAUNCH = 31.8e-6
 """Seconds of one of its kernels on the host of a B200: some 20,000 in a step of four micro-steps of 815 ms, of which
 the card is busy 270, but for 180 that its linear attention's launcher takes (unslothai/unsloth#10806, #11238)."""
+WALK, ADAPTER_MODULES = 4.45e-6, 10
+"""Seconds for each module of ``model.train()``, which transformers' Trainer calls before every micro-step, on the same
+host: four walks over 2,000 modules are the half of 71.6 ms that is not its launcher's 36 (unslothai/unsloth#11238); and
+modules of a linear's adapter: itself, dropout, two matrices, each in a container, and four empty ones (PEFT 0.21)."""
 FSDP_FORWARD, FSDP_BACKWARD = 0.35e-3, 0.41e-3
 """Seconds of FSDP's hooks around one of its units, timed on torch 2.13 with collectives that do nothing, both versions
 within a tenth: gathering, copying and freeing what it holds, and its gradient."""
@@ -90,6 +94,8 @@ class Issued(NamedTuple):
     """Layers and adapters are functions of Unsloth's."""
     units: float
     """FSDP's."""
+    walked: bool
+    """All modules are, before each micro-step."""
 
 
 class Host(NamedTuple):
@@ -107,7 +113,7 @@ def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     kernels = each.kernels[of.fused] + of.experts
     kernels += (OWN_ADAPTER_KERNELS if of.own else ADAPTER_KERNELS) * of.adapted
     kernels += RING_KERNELS * (of.ring - 1) + (EAGER_KERNELS if of.eager else 0)
-    launch = rates.launch * (OWN_LAUNCH / (EXPECTED.launch * SERVER) if of.own else 1.0)
+    launch = OWN_LAUNCH / SERVER * rates.launch / EXPECTED.launch if of.own else rates.launch
     unpacked = QUANTISED_KERNELS.get(of.quantised.split("-")[0], 0) * linears * launch
     if of.own and unpacked:
         unpacked = OWN_UNPACKED * linears * launch
@@ -118,8 +124,9 @@ def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     saved = PACKED * rates.launch * of.packed * (each.kernels[0] + PACKED_ADAPTER * of.adapted)
     hooked = (MODULES + linears + own + 3 * of.adapted) * rates.hook if of.gathers else 0.0
     reduced = (linears + of.looped * EXPERT_LINEARS) * rates.hook if of.reduces else 0.0
-    once = of.units * rates.launch / EXPECTED.launch
+    speed = rates.launch / EXPECTED.launch
+    once, walked = of.units * speed, of.walked * (MODULES + linears + ADAPTER_MODULES * of.adapted) * speed / SERVER
     forward = issued + unpacked + hooked + saved
     behind = OWN_BACKWARD if of.own else BACKWARD_KERNELS
     backward = issued * behind + unpacked + hooked + reduced + saved + once * FSDP_BACKWARD
-    return Host(forward + once * FSDP_FORWARD, backward, forward + CHECKPOINT)
+    return Host(forward + once * FSDP_FORWARD + walked * WALK, backward, forward + CHECKPOINT)

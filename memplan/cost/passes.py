@@ -204,6 +204,7 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
         packed,
         shape.own,
         shape.units,
+        shape.walked,
     )
     host = host_of(each, issued, rates)
     weighed = shape.weighed / shape.tensor / memory

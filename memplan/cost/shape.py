@@ -108,6 +108,8 @@ class Shape(NamedTuple):
     """Layers and adapters are functions of Unsloth's."""
     units: float
     """FSDP's, of a layer."""
+    walked: bool
+    """All modules are, before each micro-step (transformers' Trainer: ``model.train()``)."""
 
 
 def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
@@ -158,6 +160,7 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         packs=not (megatron or kernels.compiled or recipe.checkpointing.reentrant or kernels.adapters == "fused"),
         own=kernels.adapters == "fused",
         units=units_of_layer(recipe, adapted / layers),
+        walked=recipe.trainer.runs_on == "accelerate",
     )
 
 
@@ -184,7 +187,7 @@ def looped(recipe: Recipe) -> bool:
 def without_training(shape: Shape) -> Shape:
     """The shape of a forward without a graph, of a model as it is."""
     plain = shape._replace(adapter=0.0, adapted=0, weighed=0.0, stacks=False, adapted_moves=0.0, again=())
-    return plain._replace(quantised="", bits=0.0)
+    return plain._replace(quantised="", bits=0.0, walked=False)
 
 
 def _adapter_itemsize(recipe: Recipe, adapter: Adapter) -> int:
