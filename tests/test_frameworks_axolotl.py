@@ -134,6 +134,9 @@ def test_adapters_are_written_or_refused(lora: dict[str, Any], back: bool) -> No
         ("dp_shard_size: 4\ntensor_parallel_size: 2", "num_gpus", 8),
         ("rl: dpo\nactivation_offloading: true", "offload", ("activations",)),
         ("activation_offloading: true", "gradient_checkpointing", "none"),
+        ("lora_r: 8", "kbit_upcast_experts", True),
+        ("quantize_moe_experts: true", "quantize_experts", True),
+        ("quantize_moe_experts: true", "kbit_upcast_experts", None),
     ],
 )
 def test_one_key(tmp_path: Path, line: str, key: str, value: object) -> None:
@@ -170,9 +173,9 @@ def test_the_dtype_that_weights_are_in(tmp_path: Path, line: str, precision: str
 
 
 def test_what_is_not_understood_is_named_with_its_line(tmp_path: Path) -> None:
-    warnings = read(tmp_path, f"{QLORA}sequence_lem: 4096\nquantize_moe_experts: true\n").warnings
+    warnings = read(tmp_path, f"{QLORA}sequence_lem: 4096\nrelora: true\n").warnings
     assert any("line 18: sequence_lem is not counted: not understood" in line for line in warnings)
-    assert any("line 19: quantize_moe_experts" in line for line in warnings)
+    assert any("line 19: relora" in line for line in warnings)
     unread = read(tmp_path, f"{QLORA}fp8: true\n").unread
     assert {(each.key, each.decides) for each in unread} >= {("fp8", "quantisation")}
     with pytest.raises(InvalidJob, match=r"line 18: rl: ebft is not modelled"):

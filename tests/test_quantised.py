@@ -97,6 +97,54 @@ def test_stacked_experts_are_quantised_only_where_they_were_linears() -> None:
     assert difference == pytest.approx(experts * (2 - 0.5625), rel=0.01)
 
 
+EXPERTS = 2 * 4 * 3 * 256 * 640
+
+
+def stacked(**keys: Any) -> Recipe:
+    of = {
+        "quantization": "nf4",
+        "trainer": "transformers",
+        "kbit_upcast": False,
+        "lora": {"r": 8, "targets": ["q_proj"]},
+    }
+    return recipe(MIXTRAL, **(of | keys))
+
+
+def test_stacked_experts_that_are_packed_are_saved_whole_by_their_products() -> None:
+    plain, packed = stacked(), stacked(quantize_experts=True)
+    fewer = bytes_of(plain, "parameters") - bytes_of(packed, "parameters")
+    assert fewer == pytest.approx(EXPERTS * (2 - 0.5625), rel=0.01)
+    assert layer(packed).saved.size - layer(plain).saved.size == EXPERTS  # of one layer in bf16
+    again = [layer(each, "checkpoint") for each in (plain, packed)]
+    assert again[0].saved.size == again[1].saved.size
+
+
+def test_stacked_experts_stay_as_preparing_them_left_them() -> None:
+    """trl 1.16 experimental/cpo/cpo_trainer.py and Axolotl's loaders/model.py cast others back."""
+    cast = stacked(kbit_upcast_experts=True)
+    assert bytes_of(cast, "parameters") - bytes_of(stacked(), "parameters") == 2 * EXPERTS
+    trl = {"trainer": "trl", "method": "simpo", "kbit_upcast": None}
+    rest = bytes_of(stacked(**trl, kbit_upcast_experts=False), "parameters")
+    assert bytes_of(stacked(**trl), "parameters") - rest == 2 * EXPERTS
+    assert not stacked(kbit_upcast_experts=True, quantize_experts=True).numerics.stack_itemsize
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"quantization": "none"}, "true without quantization"),
+        ({"quantization": "int8"}, "experts in int8 are not modelled"),
+        ({"trainer_version": "4.48"}, "experts are linears in transformers 4"),
+        ({"model": MEASURED}, "has no experts"),
+    ],
+)
+def test_experts_that_are_not_packed_are_refused_by_name(keys: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidJob, match=what):
+        recipe(
+            **({"model": MIXTRAL, "quantization": "nf4", "trainer": "transformers", "quantize_experts": True} | keys)
+        )
+
+
 def test_int8_inputs_outlive_checkpoints_unless_reentrant() -> None:
     kept = {
         style: layer(recipe(quantization="int8", gradient_checkpointing="full"), style)

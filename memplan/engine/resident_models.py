@@ -44,10 +44,9 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
     )
     cast = casts_inputs(recipe) and (resident is None or resident.sharded)
     quantised = recipe.quantised if resident is None else resident.quantised
+    numerics = recipe.numerics if resident is None else recipe.numerics._replace(norm_itemsize=0, stack_itemsize=0)
     mode = Mode(
-        recipe.numerics._replace(
-            itemsize=itemsize, norm_itemsize=recipe.numerics.norm_itemsize if resident is None else 0
-        ),
+        numerics._replace(itemsize=itemsize),
         Operators(recipe.operators.attention),
         trained=unfrozen,
         padded=recipe.batch.padded,
@@ -86,7 +85,10 @@ def _gathered(recipe: Recipe, plan: PassPlan) -> PassPlan:
 
 def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:
     """The no-grad forward that gives the teacher's logits."""
-    spec, numerics = teacher.spec, recipe.numerics._replace(itemsize=teacher.itemsize, norm_itemsize=0)
+    spec, numerics = (
+        teacher.spec,
+        recipe.numerics._replace(itemsize=teacher.itemsize, norm_itemsize=0, stack_itemsize=0),
+    )
     widened = spec.residual_fp32 or (numerics.autocast and spec.widens_stream)
     mode = Mode(
         numerics,

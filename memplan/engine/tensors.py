@@ -51,7 +51,12 @@ class Weight(NamedTuple):
 
     def quantised_by(self, base: Quantised) -> bool:
         """Whether a quantised base holds it packed."""
-        return self.linear or (base.experts and self.stacked > 1 and "experts" in self.name)
+        return self.linear or (base.experts and self.of_experts)
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether it is a stack of experts' matrices."""
+        return self.stacked > 1 and "experts" in self.name
 
     def packed(self, base: Quantised | None, itemsize: int) -> "Weight":
         """As a quantised base stores it, in elements of ``itemsize`` bytes (bnb_4bit_quant_storage); else itself."""

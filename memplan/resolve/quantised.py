@@ -22,6 +22,7 @@ class Base(NamedTuple):
     quantised: Quantised | None
     stored: Stored
     norm_itemsize: int = 0
+    stack_itemsize: int = 0
     upcast: str = "none"
     """What ``prepare_model_for_kbit_training`` leaves in fp32: none, norms, all."""
 
@@ -29,7 +30,8 @@ class Base(NamedTuple):
     def numerics(self) -> Numerics:
         """What modules compute in."""
         stored = self.stored
-        return Numerics(stored.compute_itemsize, stored.autocast, stored.precision.dtype == "fp16", self.norm_itemsize)
+        fp16 = stored.precision.dtype == "fp16"
+        return Numerics(stored.compute_itemsize, stored.autocast, fp16, self.norm_itemsize, self.stack_itemsize)
 
     def storage(self, reduce_itemsize: int) -> Storage:
         """How weights and gradients are stored and reduced."""
@@ -48,13 +50,18 @@ def quantised_base(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
             raise InvalidJob(
                 "kbit_upcast: true without quantization", "add quantization: nf4, or leave kbit_upcast out"
             )
+        if job.quantize_experts:
+            raise InvalidJob("quantize_experts: true without quantization", "add quantization: nf4, or leave it out")
         check_gradients(job, trainer, stored, split)
         return Base(None, stored)
     scheme = QUANTIZATIONS[job.quantization]
     _check(job, scheme, split, notes)
     compute = DTYPE_BYTES[stored.precision.dtype]
-    experts, keeps = trainer.models.transformers_4, scheme.product == "bnb-4bit" and trainer.models.keeps_4bit_inputs
-    base = Quantised(scheme, compute, stored.precision.weights, stored.precision.dtype == "fp16", experts, keeps)
+    four = scheme.product == "bnb-4bit"
+    experts, keeps = trainer.models.transformers_4, four and trainer.models.keeps_4bit_inputs
+    stacks = _packs_stacks(job, trainer, spec, four, notes)
+    fp16 = stored.precision.dtype == "fp16"
+    base = Quantised(scheme, compute, stored.precision.weights, fp16, experts or stacks, stacks, keeps)
     if keeps:
         newer = next(era.since for era in TRAINERS[trainer.name] if not era.models.keeps_4bit_inputs)
         notes.remark(
@@ -82,7 +89,28 @@ def quantised_base(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
         stored = stored._replace(precision=wide, compute_itemsize=FP32, gradient_itemsize=FP32, reduce_itemsize=FP32)
     check_gradients(job, trainer, stored, split)
     norms = FP32 if upcast == "norms" and stored.precision.weights != FP32 else 0
-    return Base(base, stored, norms, upcast)
+    stays = base.experts or split.is_deepspeed or (split.is_fsdp and split.ranks > 1)
+    cast = bool(norms) if job.kbit_upcast_experts is None else job.kbit_upcast_experts
+    stacks_itemsize = FP32 if cast and not stays and stored.precision.weights != FP32 else 0
+    return Base(base, stored, norms, stacks_itemsize, upcast)
+
+
+def _packs_stacks(job: Job, trainer: Trainer, spec: ModelSpec, four: bool, notes: Notes) -> bool:
+    """Whether stacked experts are packed. Raises InvalidJob where none are there, or another format is asked for."""
+    if not job.quantize_experts:
+        return False
+    parts = [run.layer.feed_forward for run in spec.runs if run.layer.feed_forward is not None]
+    grouped = [part.experts for part in parts if part.experts is not None]
+    for wrong, what, hint in (
+        (not grouped, f"{spec.name} has no experts", "leave it out"),
+        (trainer.models.transformers_4, "experts are linears in transformers 4, and quantised as such", "leave it out"),
+        (not four, f"experts in {job.quantization} are not modelled", "use quantization: nf4"),
+        (any(each.routing.program == "scatter" for each in grouped), f"not modelled for {spec.family}", "leave it out"),
+    ):
+        if wrong:
+            raise InvalidJob(f"quantize_experts: {what}", hint)
+    notes.assume("quantize_experts: their parameters are unpacked whole, a layer at a time, which is not measured")
+    return True
 
 
 def _check(job: Job, scheme: Quantization, split: Split, notes: Notes) -> None:

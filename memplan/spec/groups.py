@@ -28,6 +28,8 @@ class Quantised(NamedTuple):
     """The compute dtype is fp16, not bf16."""
     experts: bool = False
     """Experts are quantised too: linears of their own before transformers 5, stacked parameters since."""
+    stacks: bool = False
+    """They are stacked parameters, which are unpacked whole."""
     keeps_inputs: bool = False
     """4-bit products keep their inputs until the graph goes."""
 
@@ -152,6 +154,8 @@ class Numerics(NamedTuple):
     """fp16: softmax and log_softmax read fp16 and write fp32 without a converted copy."""
     norm_itemsize: int = 0
     """Element size of stored norms where it differs from the other weights'; 0 elsewhere."""
+    stack_itemsize: int = 0
+    """The same of stacked experts."""
 
 
 class Operators(NamedTuple):

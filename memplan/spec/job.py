@@ -220,8 +220,12 @@ class Job(Frozen):
     """Patterns of modules that are not trained."""
     quantization: Choice = "none"
     """Quantisation of the frozen base."""
+    quantize_experts: bool = False
+    """Stacked experts are packed as the base is, and unpacked whole where they are read."""
     kbit_upcast: bool | None = None
     """What is not quantised is cast to fp32."""
+    kbit_upcast_experts: bool | None = None
+    """Stacked experts beside a quantised base are, whatever becomes of the rest."""
     num_gpus: Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_number)] = 1
     """GPUs in all."""
     gpus_per_node: Annotated[int, Field(ge=1, le=1024), BeforeValidator(_number)] = 8

@@ -215,7 +215,8 @@ def merged_stack(p: Pass, name: str, shape: tuple[int, ...], sides: list[Tensor]
     Two-dimensional parameters add a product of the adapters' matrices. ``sides``: from ``stack_sides``."""
     tape, mode = p.tape, p.mode
     *_, outputs, inputs = shape
-    elements, low = _experts(shape) * outputs * inputs, mode.numerics.itemsize
+    wide = mode.numerics.stack_itemsize
+    elements, low = _experts(shape) * outputs * inputs, wide or mode.numerics.itemsize
     autocast, tape.autocast = tape.autocast, 0
     dims = [side.dim for side in sides]
 
@@ -227,7 +228,7 @@ def merged_stack(p: Pass, name: str, shape: tuple[int, ...], sides: list[Tensor]
             del product
         return [*results, None]
 
-    node = tape.node([*sides, p.param(name, elements)], sides, backward)
+    node = tape.node([*sides, p.param(name, elements, wide)], sides, backward)
     whole = tape.new(Dim(name, elements), low, "weights with their adapters", node)
     tape.autocast = autocast
     merged = Param(tape, name, elements, low, trained=False)

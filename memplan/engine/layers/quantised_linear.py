@@ -199,6 +199,17 @@ def _gptq(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, labe
     return tape.new(out, source.itemsize, label, tape.node((source,), (kept,), ops.own(source)))
 
 
+def unpacked(tape: Tape, linear: Linear, base: Quantised, label: str) -> Param:
+    """A 4-bit parameter as its module reads it, whole: a weight that stays as long as the module's forward and, where
+    its product saves it, until backward (bitsandbytes 0.50 nn/parametrize.py: Bnb4bitParametrization)."""
+    scales = _scales(tape, linear, base, 1)
+    whole = tape.new(_matrix(linear), base.original_itemsize, label)
+    del scales
+    read = Param(tape, linear.name, whole.dim.elements, whole.itemsize, trained=False)
+    read.storage = whole.storage
+    return read
+
+
 PRODUCTS: dict[str, Product] = {
     "bnb-4bit": _transient,
     "torchao-nf4": _transient,

@@ -72,7 +72,8 @@ def kept_itemsize(recipe: Recipe, weight: Weight) -> int:
     if upcasts(recipe, weight):
         return FP32
     own = 0 if recipe.storage.precision.master else weight.itemsize
-    return own or (recipe.numerics.norm_itemsize if weight.norm else 0)
+    numerics = recipe.numerics
+    return own or (numerics.norm_itemsize if weight.norm else numerics.stack_itemsize if weight.of_experts else 0)
 
 
 def held(recipe: Recipe) -> Held:

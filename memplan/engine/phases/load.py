@@ -144,7 +144,9 @@ def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
     load, base = recipe.moments.loading, recipe.quantised
     if base is not None and load.way == "card":
         packed = [weight for weight in weights if not weight.trained and weight.quantised_by(base)]
-        largest = max((weight.rows * weight.columns for weight in packed), default=0)
+        largest = max(
+            (weight.elements if base.stacks else weight.rows * weight.columns for weight in packed), default=0
+        )
         ledger.add(
             "the matrix that is being packed, unpacked", "temporaries", largest * load.itemsize, at=POLICY
         ).formula("largest matrix × bytes", largest, load.itemsize).since(
@@ -162,9 +164,10 @@ def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
             "what is not quantised is cast to fp32, tensor by tensor",
             "peft 0.21 utils/other.py: prepare_model_for_kbit_training",
         )
-    elif load.way == "card" and load.stacks:
+    if load.way == "card" and load.stacks:
         whole, layer = experts_bytes(weights, load.itemsize)
-        ledger.add("experts' matrices before they are stacked", "temporaries", layer, at=POLICY, high=whole).formula(
+        ahead = whole if base is None else layer
+        ledger.add("experts' matrices before they are stacked", "temporaries", layer, at=POLICY, high=ahead).formula(
             "a layer's experts × bytes", layer
         ).since("threads read ahead of what stacks the matrices: up to all layers' experts are there twice", CONVERSION)
 

@@ -80,7 +80,7 @@ def units(recipe: Recipe, weights: Iterable[Weight], layers: bool | None = None)
 
 def experts_bytes(weights: Iterable[Weight], itemsize: int, fused: bool = False) -> tuple[int, int]:
     """(all layers', one layer's) bytes of stacked experts; ``fused``: of gate and up in one tensor alone."""
-    stacks = [w for w in weights if w.stacked > 1 and not w.adapter and "experts" in w.name]
+    stacks = [w for w in weights if w.of_experts and not w.adapter]
     stacks = [w for w in stacks if not fused or "gate_up" in w.name]
     whole = sum(w.elements * w.copies for w in stacks) * itemsize
     return whole, sum({w.name: w.elements for w in stacks}.values()) * itemsize

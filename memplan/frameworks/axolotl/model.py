@@ -43,7 +43,7 @@ def read_adapter(keys: Keys) -> None:
     if keys.flag("peft_autocast_adapter_dtype") is False:
         lora["dtype"] = keys.draft.facts["load"][0]
     keys.put("lora", lora, "adapter")
-    keys.skip(*names)
+    keys.skip(*names, "quantize_moe_experts")
     stored = STORED.search(keys.text("base_model") or "") or keys.flag("gptq")
     if four and kind == "lora" and not stored:
         keys.warn("load_in_4bit", "Axolotl quantises for adapter: qlora alone, and casts this base to fp32", "")
@@ -54,12 +54,18 @@ def read_adapter(keys: Keys) -> None:
         quant = (inner.text("bnb_4bit_quant_type") if inner else None) or "nf4"
         twice = inner.flag("bnb_4bit_use_double_quant") if inner else None
         keys.put("quantization", "nf4-double" if quant == "nf4" and twice is not False else quant, "load_in_4bit")
+        keys.put_on("quantize_moe_experts", "quantize_experts", True)
     elif eight:
         keys.put("quantization", "int8", "load_in_8bit")
+        if keys.flag("quantize_moe_experts"):
+            keys.warn("quantize_moe_experts", "experts in 8 bits are not modelled")
     if four or eight:
         keys.draft.put(
             "kbit_upcast", False, Origin(DEFAULT, f"{keys.framework.label}: norms are cast back to torch_dtype")
         )
+        if not keys.flag("quantize_moe_experts"):
+            why = f"{keys.framework.label}: prepare_model_for_kbit_training casts stacked experts, and they stay so"
+            keys.draft.put("kbit_upcast_experts", True, Origin(DEFAULT, why))
 
 
 def put_cast(keys: Keys) -> None:

@@ -174,6 +174,8 @@ def _adapter(job: Job) -> dict[str, Any]:
             values["bnb_config_kwargs"] = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": False}
     elif job.quantization == "int8":
         values["load_in_8bit"] = True
+    if job.quantize_experts:
+        values["quantize_moe_experts"] = True
     return values
 
 

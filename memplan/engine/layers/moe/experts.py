@@ -5,12 +5,14 @@ Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3, GLM-4-MoE, Ernie 4.5, GPT-OSS
 ``grouped_mm`` runs fp32 and fp16 matmuls one expert at a time, into an output of the same size."""
 
 from collections.abc import Callable
+from functools import partial
 
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.lora import merged_stack, stack_sides
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.moe.expert_loop import one_by_one
 from memplan.engine.layers.moe.routing import route
+from memplan.engine.layers.quantised_linear import unpacked
 from memplan.engine.tape import ops, routing_ops
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim
@@ -106,12 +108,27 @@ def stacked(p: Pass, spec: Experts) -> tuple[list[Read], list[Param | None]]:
     """The weights of gate_up_proj and down_proj, and their biases; adapters are added where a weight is read."""
     ranks = {bare.name: rank for bare, rank in expert_ranks(p.mode.adapter, spec)} if p.mode.adapter else {}
 
+    base = p.mode.quantised if p.mode.quantised is not None and p.mode.quantised.stacks else None
+
+    def plain(bare: Bare) -> Param:
+        if base is None:
+            return p.param(bare.name, bare.parameters, p.mode.numerics.stack_itemsize)
+        *_, inputs = bare.shape
+        whole = Linear(name=bare.name, inputs=inputs, outputs=bare.parameters // inputs)
+        return unpacked(p.tape, whole, base, "dequantised weights, saved")
+
     def read(bare: Bare) -> Read:
         if bare.name not in ranks:
-            return lambda: p.param(bare.name, bare.parameters)
-        rank = ranks[bare.name]
-        sides = stack_sides(p, bare.name, bare.shape, rank)
-        return lambda: merged_stack(p, bare.name, bare.shape, sides)
+            return partial(plain, bare)
+        sides = stack_sides(p, bare.name, bare.shape, ranks[bare.name])
+
+        def merged() -> Param:
+            before = plain(bare)
+            result = merged_stack(p, bare.name, bare.shape, sides)
+            del before  # what ``baddbmm`` adds to
+            return result
+
+        return merged
 
     if len(spec.stacked) == 2:
         return [read(bare) for bare in spec.stacked], [None, None]
@@ -204,7 +221,8 @@ def _every_expert(p: Pass, spec: FeedForward, x: Tensor, scores: Tensor) -> Tens
     assert experts is not None
     count, hidden = experts.count, x.dim.elements // p.tokens
     rows, width = p.dim("E·h", count * hidden), p.dim("E·F", count * experts.intermediate)
-    gate_up, down = (p.param(bare.name, bare.parameters) for bare in experts.stacked)
+    wide = p.mode.numerics.stack_itemsize
+    gate_up, down = (p.param(bare.name, bare.parameters, wide) for bare in experts.stacked)
     inputs = ops.copy(tape, x, "expert inputs", rows)
     inputs = ops.mul(tape, inputs, ops.copy(tape, scores, "router scores"), "scaled expert inputs")
     both = ops.linear(tape, inputs, gate_up, p.dim("E·2F", 2 * count * experts.intermediate), "gate and up")
