@@ -80,6 +80,13 @@ def test_supervised_training_under_fsdp2(tmp_path: Path) -> None:
     assert resolve(found)
 
 
+def test_a_validations_micro_batch_that_is_larger_than_the_updates_is_counted(tmp_path: Path) -> None:
+    for size, counted in ((2, None), (8, 8)):
+        said = f"  val_period: 10\n  val_micro_batch_size: {size}\n"
+        found = read(tmp_path, SFT.replace("  max_num_epochs: 1\n", said))
+        assert found.job.eval_batch_size == counted
+
+
 def test_preferences_have_their_reference_on_the_host(tmp_path: Path) -> None:
     found = read(tmp_path, DPO)
     assert (found.job.method, found.job.sft_term) == ("dpo", True)

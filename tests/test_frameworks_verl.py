@@ -325,7 +325,7 @@ def test_a_critic_has_rows_and_checkpoints_of_its_own(tmp_path: Path) -> None:
     assert (critic.model, critic.batch_size, found.job.batch_size) == ("Qwen/Qwen2.5-1.5B", 8, policy.batch_size)
     assert not [each.key for each in found.unread if each.above]
     dynamic = f"{A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=8192"
-    packed = f"{ppo} {dynamic} {A}ppo_mini_batch_size=256 "
+    packed = f"{ppo} {dynamic} {A}ppo_mini_batch_size=256 critic.model.use_remove_padding=True "
     (critic,) = read(tmp_path, packed).job.extra_models
     assert critic.token_budget == 32768  # verl's own, whatever the actor's
     (critic,) = read(tmp_path, f"{packed} critic.model.enable_gradient_checkpointing=False").job.extra_models
@@ -361,6 +361,12 @@ def test_fewer_gpus_may_share_a_critics_or_a_references_sequences(tmp_path: Path
     assert read(tmp_path, f"{scores} {REFERENCE}ulysses_sequence_parallel_size=1").job.logprob_token_budget == 8 * 1024
 
 
+def test_a_critic_that_pads_may_have_all_rows_in_one_micro_batch(tmp_path: Path) -> None:
+    packed = f"{RL.replace('grpo', 'gae')} {A}use_dynamic_bsz=True critic.ppo_max_token_len_per_gpu=4096"
+    (critic,) = read(tmp_path, f"{packed} critic.model.use_remove_padding=False").job.extra_models
+    assert critic.token_budget == 16 * 1024
+
+
 def test_weights_of_fsdp_that_stay_gathered(tmp_path: Path) -> None:
     kept, size = f"{A}fsdp_config.reshard_after_forward=False", f"{A}fsdp_config.fsdp_size=8"
     assert read(tmp_path, f"{RL} {kept}").job.fsdp.sharding_strategy == "SHARD_GRAD_OP"
@@ -375,7 +381,7 @@ def test_a_critics_values_are_within_other_passes_or_said(tmp_path: Path) -> Non
     assert not deciding(read(tmp_path, f"{ppo} {CRITIC}=4 {rows}=8 {R}log_prob_micro_batch_size_per_gpu=8"))
     assert deciding(read(tmp_path, f"{ppo} {CRITIC}=4 {rows}=8")) == {rows: "batch"}
     budgets = f"{A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=8192 "
-    budgets += f"{A}ppo_mini_batch_size=256"
+    budgets += f"{A}ppo_mini_batch_size=256 critic.model.use_remove_padding=True"
     said = "critic.forward_max_token_len_per_gpu"
     assert not deciding(read(tmp_path, f"{ppo} {budgets} {said}=32768"))  # the critic's update has as many by default
     assert deciding(read(tmp_path, f"{ppo} {budgets} {said}=65536")) == {said: "batch"}

@@ -13,7 +13,7 @@ from memplan.frameworks.base import Keys
 from memplan.frameworks.deciding import HALVES, subject_of
 from memplan.frameworks.documents import is_template
 from memplan.frameworks.verl.asking import known
-from memplan.frameworks.verl.batch import of_a_rank
+from memplan.frameworks.verl.batch import of_a_rank, of_rows
 from memplan.frameworks.verl.fsdp import ulysses
 from memplan.frameworks.verl.keys import ACTOR, MODEL, ROLLOUT
 from memplan.frameworks.verl.megatron import recompute_of
@@ -77,7 +77,8 @@ def read_critic(keys: Keys, megatron: bool, ranks: int, tokens_shared: int) -> N
         as_the_policy(keys, OF_VERL | {f"{at}model_dtype": f"{ACTOR}fsdp_config.model_dtype"}, default=True)
         own = ulysses(keys, "critic.", at)
         _divided(keys, f"{at}fsdp_size", ranks * tokens_shared)
-    shares = Shares(ranks * tokens_shared // own, own, tokens_shared / own)
+    pads = not megatron and keys.flag("critic.model.use_remove_padding") is False
+    shares = Shares(ranks * tokens_shared // own, own, tokens_shared / own, pads)
     found, said = _batch(keys, shares)
     _values(keys, shares, found)
     checks, policy = "critic.model.enable_gradient_checkpointing", f"{MODEL}enable_gradient_checkpointing"
@@ -93,6 +94,8 @@ class Shares(NamedTuple):
     ranks: int
     tokens: int
     more: float
+    pads: bool
+    """Whether its rows keep their padding."""
 
 
 def _divided(keys: Keys, own: str, world: int) -> None:
@@ -136,7 +139,10 @@ def _batch(keys: Keys, shares: Shares) -> tuple[dict[str, Any], str]:
     mini = known(keys, "critic.ppo_mini_batch_size", usual=0) or known(keys, f"{ACTOR}ppo_mini_batch_size")
     mini = ceil_div(mini * known(keys, f"{ROLLOUT}n"), shares.ranks)
     if dynamic:
-        size = min(known(keys, budget, usual=0) * shares.tokens, mini * int(keys.draft.values["sequence_length"]))
+        length = int(keys.draft.values["sequence_length"])
+        size = min(known(keys, budget, usual=0) * shares.tokens, mini * length)
+        if size and shares.pads:
+            size = of_rows(keys, mini, size // length, budget) * length
         size = int(size * shares.more)
         return ({"token_budget": size}, budget) if size and size != packed else ({}, "")
     of_all = keys.get(each) is None

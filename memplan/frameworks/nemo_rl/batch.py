@@ -26,6 +26,7 @@ def read_batch(keys: Keys, method: str, copies: int) -> None:
                                           f"counted as {micro} of {length}")  # fmt: skip
     if not packed:
         keys.put("batch_size", micro, said)
+        _validates(keys, micro)
         _scored(keys, method, length, micro)
     total = keys.whole(f"{POLICY}train_global_batch_size") or micro
     keys.put(
@@ -33,6 +34,14 @@ def read_batch(keys: Keys, method: str, copies: int) -> None:
         max(1, ceil_div(total, micro * max(1, copies))),
         f"{POLICY}train_global_batch_size",
     )
+
+
+def _validates(keys: Keys, micro: int) -> None:
+    """Micro-batches of a validation, where they are larger than the update's (algorithms/sft.py, dpo.py, rm.py)."""
+    for at in ("sft.", "dpo.", "rm.", "distillation."):
+        key, on = f"{at}val_micro_batch_size", ("val_period", "val_at_start", "val_at_end")
+        if any(keys.is_on(f"{at}{name}", "-1") for name in on) and (keys.whole(key) or 0) > micro:
+            keys.put("eval_batch_size", keys.whole(key), key)
 
 
 def _scored(keys: Keys, method: str, length: int, micro: int) -> None:

@@ -58,7 +58,7 @@ def update_batch(
         key = f"{ACTOR}ppo_max_token_len_per_gpu"
         tokens = known(keys, key, "batch_size", length) * tokens_shared
         padded = not megatron and keys.flag(f"{MODEL}use_remove_padding") is False
-        batch = _of_rows(keys, mini, tokens // length, key) if padded else 0
+        batch = of_rows(keys, mini, tokens // length, key) if padded else 0
         batch = batch or of_tokens(keys, tokens, length, completion, key)
         keys.skip(f"{ACTOR}ppo_micro_batch_size_per_gpu", f"{ACTOR}ppo_micro_batch_size")
     if "token_budget" not in keys.draft.values:
@@ -81,7 +81,7 @@ def update_batch(
 PADDED = "tokens are counted without padding, and rows keep theirs: as many stand in one as there are"
 
 
-def _of_rows(keys: Keys, rows: int, least: int, key: str) -> int:
+def of_rows(keys: Keys, rows: int, least: int, key: str) -> int:
     """Sequences of a micro-batch whose budget counts tokens without padding, where padding stays: short ones may all
     stand in one. ``rows``: all there are; ``least``: how many do, were each at its longest."""
     if rows > max(1, least):
@@ -113,7 +113,7 @@ def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], pac
         if dynamic:
             key, size = budget, known(keys, budget, usual=0) * tokens_shared
             if size and not packs and keys.flag(f"{MODEL}use_remove_padding") is False:
-                size = _of_rows(keys, most, size // length, budget) * length
+                size = of_rows(keys, most, size // length, budget) * length
         elif keys.get(each) is not None:
             key, size = each, min(known(keys, each, usual=0), most) * length
         else:
