@@ -78,7 +78,8 @@ def test_torchtitan_is_started_by_its_file_and_has_a_forks_flavors() -> None:
     own = Path("torchtitan/models/llama/__init__.py")
     own.parent.mkdir(parents=True)
     own.write_text(flavors)
-    config = TORCHTITAN.replace("8B", "3B").replace("[parallelism]\ntensor_parallel_degree = 2\n", "").replace(
+    config = TORCHTITAN.replace("global_batch_size = 64\n", "").replace("8B", "3B")
+    config = config.replace("[parallelism]\ntensor_parallel_degree = 2\n", "").replace(
         "[training]", "[training]\ntensor_parallel_degree = 4\ndata_parallel_degree = 2\ncompile = true\n"
         "gradient_accumulation_steps = 9")  # fmt: skip
     Path("3b.toml").write_text(config)
