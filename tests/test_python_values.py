@@ -87,6 +87,19 @@ def test_metrics_keep_the_logits_of_what_is_evaluated(
     assert {each.asks for each in given.unread if each.asks} == asked
 
 
+@pytest.mark.parametrize(
+    ("after", "rows", "asked"), [("", None, []), ("evaluate", 4, []), ("predict", 4, ["evaluation"])]
+)
+def test_what_is_evaluated_after_training_is_counted(
+    tmp_path: Path, after: str, rows: int | None, asked: list[str]
+) -> None:
+    head = LENGTH + ARGS.replace("'steps'", "'no'").format(", per_device_eval_batch_size=4")
+    trainer = "model = AutoModelForCausalLM.from_pretrained(ID)\ntrainer = Trainer(model=model, args=args)\n"
+    given = read(tmp_path, f"{head}{trainer}trainer.train()\n{f'trainer.{after}(rows)' if after else ''}\n")
+    assert given.job.eval_batch_size == rows
+    assert [each.asks for each in given.unread if each.asks] == asked
+
+
 def test_a_class_that_loads_what_the_checkpoint_says_loads_its_model(tmp_path: Path) -> None:
     head = """from dataclasses import dataclass
 from transformers import AutoConfig, HfArgumentParser

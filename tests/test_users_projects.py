@@ -437,6 +437,21 @@ GRPOTrainer("Qwen/Qwen2.5-0.5B", reward_funcs=[score], args=args, train_dataset=
 """
 
 
+def test_functions_of_a_reward_within_one_another_end() -> None:
+    turns = "def shown(e):\n" + "".join(
+        f"    if e.kind == {n}:\n        return shown(e.first) + shown(e)\n" for n in range(9)
+    )
+    text = f"{turns}def score(completions, **rest):\n    return [shown(each) for each in completions]\n"
+    assert checked("train.py", text + REWARDED.replace("from rewards import score\n", "")).fits == "yes"
+
+
+def test_adapters_that_an_option_says_are_off_where_the_reference_scores() -> None:
+    text = REWARDED.replace("from rewards import score\n", "score = print\n").replace("64)", "64, beta=0.1)")
+    lora = {"r": 8, "targets": "all-linear"}
+    assert checked("train.py", text, lora=lora).job["reference"] == "adapter"
+    assert checked("train.py", text).job["reference"] == "resident"
+
+
 def test_a_copy_of_a_model_is_another_model() -> None:
     text = BESIDE.replace("reference = Auto", "import copy\nother = copy.deepcopy(model)\nreference = Auto")
     assert [each["model"] for each in checked("train.py", text.format(beside="")).job["extra_models"]] == [

@@ -39,7 +39,20 @@ ASIDE = re.compile(
     r"|predict|infer|scor|summar|report|check|inspect|plot|sampl|chat|seed|describe|compar|tokeni|collat|callback|pipeline"
     r"|data|stream|metric|params|parameters|state|memory|time|profil|info|clean|empty|copy|upload|track|monitor|benchmark"
 )
-"""How functions and methods are called that look at a model, or use it, and leave it as it is."""
+"""How methods are called that look at a model, or use it, and leave it as it is."""
+LOOKS = re.compile(
+    r"_*(?![A-Z])(?i:(?:maybe_|safe_|merge_and_|lora_|run_|unwrap_model_for_)*(?:print|count|log|watch|show|display|save|push"
+    r"|export|eval(?:uat(?:e|or|ion))?|test|generat(?:e|ion)|predict(?:ion)?|infer(?:ence)?|scor(?:e|ing)|summar(?:y|i[sz]e)"
+    r"|report|check|inspect|plot|sample|chat|seed|describe|compare|tokeni[sz]e|collate|profile|clean|upload|track|monitor"
+    r"|benchmark|num|is|has|del(?:ete)?|hash|verify|free|release|validate|compute|calculate|estimate|measure|analy[sz]e"
+    r"|visuali[sz]e|demo|freeze(?!\w*except)))(?=_|[A-Z]|$)\w*"
+    r"|_*(?:get|find|list|collect|extract)_\w*(?:param|size|count|num|memory|device|dtype|type|name|module|layer|block|norm"
+    r"|head|linear|label|class|cls|regex|target|key|ind(?:ex|ices)|info|stat|metric|flop|dim|dict|data|loader|collator|token"
+    r"|score|ppl|perplexity|loss|rate|result|output|embed|logit|tower|encoder|decoder|backbone|config|policy|depth)\w*"
+    r"|_*(?:set|load|restore|convert)_\w*(?:state_dict|weights?|checkpoint)\w*|\w*(?:checkpointing|chat_template)"
+    r"|[A-Z]\w*(?:Dataset|Collator|Loader|Evaluator|Generator|Pipeline|Logger|Tokenizer|Metrics|Config|Counter|Sampler)"
+)
+"""The same of functions and classes that are not here: their first words, or what they get."""
 SETS = re.compile(
     r"(?i)^_?(save|load|log|print|warn|show|push|init|reset|create_model_card|get_\w*(sampler|dataloader)|__)"
 )
@@ -149,7 +162,8 @@ def called(call: Call) -> None:
         and "require" not in str(getattr(getattr(call.args[0], "node", ""), "name", ""))
     ):
         call.run.things.append(Thing("replaced", call.place, {"name": name}))
-    if call.run.aside or ASIDE.search(name) or name in NONE["methods"]:
+    looks = LOOKS.fullmatch(name) if owner is None else ASIDE.search(name)
+    if call.run.aside or looks or name in NONE["methods"]:
         return
     if owner is not None:
         known = name in MODEL or name in SAVES

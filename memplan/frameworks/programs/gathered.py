@@ -124,7 +124,7 @@ class Gathered:
         for key, unknown, place in self.open:
             if (key in ONLINE and not online) or self._bounded(key, unknown, place):
                 continue
-            if key == "per_device_eval_batch_size" and (online or not self._evaluates()):
+            if key == "per_device_eval_batch_size" and (online or not self.evaluates("steps")):
                 continue
             job_key, what = ASKS.get(key, ""), f"{key} {verb(unknown)}"
             if key == "loss_type" and method in OF_ONE_SIZE:
@@ -141,10 +141,10 @@ class Gathered:
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:
                 draft.warn(key, str(place), f"its value {verb(unknown)}", subject_of(key))
 
-    def _evaluates(self) -> bool:
-        """Whether there is an evaluation, or may be."""
-        given = [self.values.get(key, "steps") for key in EVALUATES if key in self.places]
-        return any(str(each).rpartition(".")[2].lower() not in ("no", "false", "none") for each in given)
+    def evaluates(self, unknown: str) -> bool:
+        """Whether there is an evaluation; ``unknown``: what a strategy is taken for that only a run knows."""
+        given = [self.values.get(key, unknown) for key in EVALUATES if key in self.places]
+        return any(str(each).rpartition(".")[2].lower() not in ("", "no", "false", "none") for each in given)
 
     def _bounded(self, key: str, unknown: Unknown, place: Place) -> bool:
         """Whether of several values the one that needs most is taken, which is said."""

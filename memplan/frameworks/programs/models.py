@@ -43,8 +43,7 @@ MODULES = ("named_modules", "modules", "children", "named_children")
 RETURNS_FIRST = (
     "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "get_peft_model", "compile", "DataParallel",
     "DistributedDataParallel", "for_training", "for_inference", "setup_chat_format", "inject_adapter_in_model",
-    "patch_peft_model", "prepare_model_for_training", "PeftModel",
-    "PeftModelForCausalLM",
+    "patch_peft_model", "prepare_model_for_training", "PeftModel", "PeftModelForCausalLM",
 )  # fmt: skip
 
 
@@ -67,11 +66,9 @@ def made(call: Call, callee: Ref) -> Any:
         return other
     if last in RETURNS_FIRST and callee.known:
         return _changed(call, last, unsloth=cls in UNSLOTH)
-    if last == "create_reference_model":
-        return call.get(0, "model")
-    if last == "add_new_tokens" and isinstance(model := call.get(0, "model"), Thing):
+    if last == "add_new_tokens" and things(model := call.get(0, "model")):
         model.set("new_tokens", True, call.place)
-    return None
+    return call.get(0, "model") if last == "create_reference_model" else None
 
 
 def _model(call: Call, cls: Ref, how: str) -> Any:
@@ -192,6 +189,8 @@ def method(call: Call) -> Any:
             owner.set("?beside", alive(call.run, owner), call.place)
             if "model" in owner.values:  # whatever becomes of it afterwards
                 owner.values["model"] = as_it_is(owner.values["model"])
+        elif name in ("evaluate", "predict") and not call.run.aside:
+            owner.set(f"?{name}", True, call.place)
         return call.unknown()
     if getattr(owner, "last", "") == "Accelerator" and name in ("prepare", "unwrap_model", "prepare_model"):
         return tuple(call.args) if len(call.args) > 1 else call.get(0, "model")

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memplan.frameworks.asking import WRITE
+from memplan.frameworks.asking import KEEPS_LOGITS, SUCH, WRITE
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.optimizer_classes import STEPS, found_class, way_of
+from memplan.frameworks.programs.model import SMALL
 from memplan.frameworks.programs.models import TRAINERS
-from memplan.frameworks.programs.values import Class, Ref, Thing
+from memplan.frameworks.programs.values import Class, Ref, Thing, truth
 from memplan.frameworks.trl.methods import method_of
 from memplan.units import ceil_div, words_of
 
@@ -235,3 +236,24 @@ def _by_class(said: Mapping[str, Any], where: str, draft: Draft) -> None:
             draft.values.pop(key, None)
         draft.values |= said
         draft.origins |= dict.fromkeys(said, Origin(FILE, where))
+
+
+def put_kept_logits(trainer: Thing, models: list[Thing], arguments: Any, draft: Draft) -> None:
+    """``compute_metrics`` of a language model, and ``trainer.predict()``: without preprocess_logits_for_metrics the
+    logits of every batch that is evaluated wait on the card (transformers trainer.py: evaluation_loop, predict)."""
+    values = arguments.values if isinstance(arguments, Thing) else {}
+    small = any(SMALL.search(str(each.values["class"])) for each in models)
+    reduced = truth(trainer.values.get("preprocess_logits_for_metrics")) or truth(values.get("predict_with_generate"))
+    told = any(truth(values.get(key)) for key in ("prediction_loss_only", "batch_eval_metrics"))
+    why = next((key for key in ("compute_metrics", "?predict") if trainer.values.get(key) is not None), "")
+    if TRAINERS[trainer.last] not in ("sft", "transformers") or not why or small:
+        return
+    if reduced or told or "eval_batch_size" not in draft.values or "evaluation" in draft.given:
+        return
+    where, steps = str(trainer.places[why]), values.get("eval_accumulation_steps")
+    if isinstance(steps, int):
+        kept = {"keeps_logits": True, "accumulation_steps": steps}
+        draft.put("evaluation", kept, Origin(FILE, f"{where}: {why.strip('?')}"))
+        return
+    what = KEEPS_LOGITS.replace("compute_metrics", why.strip("?"))
+    draft.ask("evaluation", where, what, f"add {SUCH['evaluation']}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers
-from memplan.frameworks.asking import KEEPS_LOGITS, SUCH, WRITE
+from memplan.frameworks.asking import WRITE
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import NotKnown
@@ -17,13 +17,13 @@ from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled,
 from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
-from memplan.frameworks.programs.model import SMALL, loaded_by_trainer, put_model
+from memplan.frameworks.programs.model import loaded_by_trainer, put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.others import put_others
-from memplan.frameworks.programs.own_losses import put_losses, until
+from memplan.frameworks.programs.own_losses import put_kept_logits, put_losses, until
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.unsloth import family_of
-from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown, truth
+from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
 from memplan.frameworks.trl.methods import by_loss
@@ -101,7 +101,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _put_liger(gathered, found, run, draft)
     gathered.ask(draft, method)
     _read(gathered, method, trainer, draft)
-    _kept_logits(trainer, found, arguments, draft)
+    put_kept_logits(trainer, found, arguments, draft)
     gathered.mark(draft)
     if unsloth and package == "trl" and "trainer_version" not in draft.said:
         version = OF_UNSLOTH
@@ -138,6 +138,9 @@ def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> Non
     for key, value in trainer.values.items():
         if key in OF_TRAINER and not _its_own(trainer, trainer.places[key]):
             gathered.add(key, value, trainer.places[key], over=False)
+        if key in ("?evaluate", "?predict") and not gathered.evaluates(""):  # trainer.evaluate(), whatever they say
+            gathered.drop("evaluation_strategy")
+            gathered.add("eval_strategy", "steps", trainer.places[key])
     collator = trainer.values.get("data_collator")
     if isinstance(collator, Thing) and collator.last.startswith("DPODataCollator"):  # of TRL until 0.7: it cuts
         for key in {"max_length", "max_prompt_length"} & collator.values.keys():
@@ -220,25 +223,6 @@ def _before_sdpa(version: str, draft: Draft) -> None:
     if since and version_key(version) < version_key(since):
         why = f"transformers {version} has no sdpa for {family}: {since} is the first that has"
         draft.put("attention", "eager", Origin(DEFAULT, why))
-
-
-def _kept_logits(trainer: Thing, models: list[Thing], arguments: Any, draft: Draft) -> None:
-    """``compute_metrics`` of a language model: without preprocess_logits_for_metrics the logits of every batch that is
-    evaluated wait on the card (transformers trainer.py: evaluation_loop)."""
-    values = arguments.values if isinstance(arguments, Thing) else {}
-    small = any(SMALL.search(str(each.values["class"])) for each in models)
-    reduced = truth(trainer.values.get("preprocess_logits_for_metrics")) or truth(values.get("predict_with_generate"))
-    told = any(truth(values.get(key)) for key in ("prediction_loss_only", "batch_eval_metrics"))
-    if TRAINERS[trainer.last] not in ("sft", "transformers") or trainer.values.get("compute_metrics") is None or small:
-        return
-    if reduced or told or "eval_batch_size" not in draft.values or "evaluation" in draft.given:
-        return
-    where, steps = str(trainer.places["compute_metrics"]), values.get("eval_accumulation_steps")
-    if isinstance(steps, int):
-        kept = {"keeps_logits": True, "accumulation_steps": steps}
-        draft.put("evaluation", kept, Origin(FILE, f"{where}: compute_metrics"))
-        return
-    draft.ask("evaluation", where, KEEPS_LOGITS, f"add {SUCH['evaluation']}")
 
 
 def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> None:

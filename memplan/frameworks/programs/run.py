@@ -21,7 +21,7 @@ MAX_STEPS = 150_000
 MAX_CALLS = 14
 """Functions of the program within one another."""
 AGAIN = 4
-"""How often one may call itself: a merge of nested settings does."""
+"""How often one may call itself: a merge of nested settings does; not at all where nobody calls it here."""
 PYDANTIC = ("BaseModel", "BaseSettings")
 CUTS = re.compile(
     r"max_?(seq_?|sequence_?|input_?|source_?|text_?|token_?)?len|cutoff|block_?size|context_len|max_tokens",
@@ -286,7 +286,7 @@ class Run(Statements):
     def invoke(self, function: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
         """Go through a function of the program; what it returns."""
         node = function.node
-        if self.stack.count(node) > AGAIN or len(self.stack) >= MAX_CALLS:
+        if self.stack.count(node) > (0 if self.aside else AGAIN) or len(self.stack) >= MAX_CALLS:
             return Unknown(f"{node.name}()", place)
         frame = Frame(outer=function.frame)
         self.done.add(id(node))

@@ -123,7 +123,8 @@ def _reference(keys: Keys) -> None:
     if not beta:
         keys.put("reference", "none", "beta")
     else:
-        keys.put("reference", "adapter" if keys.flag("use_peft") or "lora" in keys.draft.values else "resident", "beta")
+        adapted = keys.flag("use_peft") or bool(keys.draft.said.get("lora"))
+        keys.put("reference", "adapter" if adapted else "resident", "beta")
 
 
 def _models(keys: Keys, method: str) -> None:
