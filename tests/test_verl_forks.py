@@ -512,6 +512,13 @@ PASS = "        self._forward_micro_batch(calculate_entropy=entropy)\n"
             "data.meta_info['items'] = 1",
             {f"{A}strategy": "activations"},
         ),
+        (f"{PASS}        if self.config.get('own') == 'two':\n            self.never()", f"{A}own=one", "", {}),
+        (
+            f"{PASS}        if self.config.get('own') == 'two':\n            self.never()",
+            f"{A}own=two",
+            "",
+            {f"{A}own": "activations"},
+        ),
     ],
 )
 def test_an_update_of_the_projects_own_that_runs_the_model_again(
@@ -548,3 +555,14 @@ def test_an_entropy_of_the_projects_own(tmp_path: Path, update: str, workers: st
     text = OLD.replace("    use_kl_loss: true\n    kl_loss_type: low_var_kl\n", "")
     text = text.replace("param_offload", "offload_params").replace("optimizer_offload", "offload_optimizer")
     assert read(tmp_path, text, "new.yaml").job.entropy == entropy
+
+
+@pytest.mark.parametrize("name", ["run_qwen2.5-vl-7b.sh", "run.sh"])
+def test_a_model_that_sees_is_asked_for_where_a_file_tells(tmp_path: Path, name: str) -> None:
+    """By its name or its settings; and images of one that an option names are asked for."""
+    rests = "" if "vl" in name else f"{A}freeze_vision_tower=True"
+    (tmp_path / name).write_text(f"{RL.replace('Qwen/Qwen2.5-0.5B', 'YOUR_MODEL')} {rests}\n")
+    found = check_file(str(tmp_path / name), {"gpu": "h100-80gb"})
+    assert found.hint.startswith("add --model, such as --model Qwen/Qwen2.5-VL-7B-Instruct --set images.per_example=1 ")
+    found = check_file(str(tmp_path / name), {"gpu": "h100-80gb", "model": "Qwen/Qwen2.5-VL-7B-Instruct"})
+    assert "at most" in found.text

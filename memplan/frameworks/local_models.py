@@ -73,7 +73,9 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
         targets = lora.get("targets") if isinstance(lora, Mapping) else None
         hint = question(name, targets, draft.unread, draft.options)
         such = WITH_EXPERTS if int(draft.values.get("expert_parallel") or 1) > 1 else SUCH["model"]
-        such = SEES_TOKENS.removeprefix("add ") if draft.values.get("images") else such
+        if draft.values.get("images") or draft.facts.get("sees") or SEEN & {*_words(said)}:
+            images = "" if draft.values.get("images") or "images." in hint else f" {SUCH['images']}"
+            such = f"{SEES_TOKENS.removeprefix('add ')}{images}"
         raise NotKnown(f"{said}: {name[:80]} {why}", hint.replace(SUCH["model"], such))
 
 

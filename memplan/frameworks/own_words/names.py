@@ -55,10 +55,17 @@ def may_see_images(model: object, said: bool = False) -> bool:
     return known is None or "vision_config" in known["config"]
 
 
+_FOR_IMAGES = re.compile(r"freeze_vision_tower|limit_images|max_images|mm_processor")
+"""Settings that only a model of images has, where they are on."""
+
+
 def bound_images(keys: Keys, key: str, megatron: bool = False, said: bool = False) -> None:
     """A model that sees images, in a framework whose files do not say how many: as many as a sequence, or its prompt,
     holds. On Megatron they are not counted. ``said``: whether the file names images of its data."""
-    if not may_see_images(keys.get(key), said):
+    keys.draft.facts["sees"] = said or any(
+        keys.is_on(each) for each in keys.settings.values if _FOR_IMAGES.search(each)
+    )
+    if not may_see_images(keys.draft.options.get("model") or keys.get(key), said):
         return
     if megatron:
         keys.warn(key, "if it is trained on images, these are not counted", "lengths")

@@ -143,7 +143,7 @@ def _with_entropy(seen: Seen) -> bool:
 
 
 def _asked(seen: Seen, code: Sequence[Seen], said: Collection[str], program: str, name: str) -> Found | None:
-    """Whether it may be run: each switch in its conditions is a setting that is on, or stands in the program."""
+    """Whether it may be run: its switches are settings that are on, their values (``=dual``) or the program's words."""
     meant = [(ast.unparse(target), each.node.value) for each in code if isinstance(each.node, ast.Assign)
              for target in each.node.targets]  # fmt: skip
     switches = frozenset().union(*(_switches(each, meant, MOST_DEEP) for each in seen.conditions)) - _OF_VERL - _ROLES
@@ -157,14 +157,26 @@ def _switches(test: ast.expr, meant: Sequence[tuple[str, ast.expr]], deep: int) 
     """What a condition asks a config, a batch or the trainer's roles for, by name, through what is set elsewhere."""
     found: set[str] = set()
     for each in ast.walk(test):
-        if isinstance(each, ast.Constant) and isinstance(each.value, str):
-            found.add(each.value)
+        named: list[ast.expr] = []
+        if isinstance(each, ast.Compare):
+            named = [each.left] if isinstance(each.ops[0], ast.In) else []
+            if isinstance(each.ops[0], ast.Eq):
+                found |= {f"={value}" for value in map(_word, each.comparators) if value}
+        elif isinstance(each, ast.Call) and ast.unparse(each.func).rpartition(".")[2] in ("get", "getattr", "hasattr"):
+            named = each.args[:2]
+        elif isinstance(each, ast.Subscript):
+            named = [each.slice]
         elif isinstance(each, ast.Attribute) and re.search(r"(?:config|Role)$", ast.unparse(each.value)):
             found.add(each.attr)
         elif isinstance(each, ast.Name | ast.Attribute) and deep:
             values = (value for name, value in meant if name == ast.unparse(each))
             found = found.union(*(_switches(value, meant, deep - 1) for value in values))
+        found |= {value for value in map(_word, named) if value}
     return frozenset(found)
+
+
+def _word(node: ast.expr) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _runs(seen: Seen) -> bool:
