@@ -402,7 +402,7 @@ def test_what_is_said_to_change_makes_it_start(row: Any) -> None:
     number = value if key == "kv_cache_memory" else float(value) if "." in value else int(value)
     changed: dict[str, Any] = {"tokens" if key == "max_model_len" else key: number}
     after = said(**(given | changed))
-    assert after.starts
+    assert (after.starts, after.may_fail) == (True, False)
     assert after.kv_tokens >= given.get("tokens", 8192) or key == "max_model_len"
 
 
@@ -491,6 +491,19 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert "does not start" in first
     assert second.strip().startswith("Change: --gpu-memory-utilization 0.")
+
+
+def test_what_may_not_start_at_worst_is_said_so_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """A cache of one request more or less; what is said to change is enough at the worst."""
+    given = ["estimate", "llama-3.1-8b", "--method", "generate", "--rollout-engine", "vllm", "--gpu", "rtx-4090-24gb"]
+    barely = said("llama-3.1-8b", "rtx-4090-24gb", 47000)
+    assert (barely.starts, barely.may_fail) == (True, True)
+    main([*given, "--max-model-len", "47000"])
+    first, _, change, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("vllm 0.33.0 may not start on rtx-4090-24gb: a cache of ")
+    assert change.strip().startswith("Change: --max-model-len 2")
+    length = int(barely.hint.partition(",")[0].partition(": ")[2])
+    assert not said("llama-3.1-8b", "rtx-4090-24gb", length).may_fail
 
 
 def test_a_profile_run_holds_its_images_and_what_the_tower_made_of_them() -> None:

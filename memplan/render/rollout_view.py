@@ -159,6 +159,10 @@ def engine_verdict(report: Report) -> Iterator[Block]:
         yield Heading(f"{engine.name} {engine.version} {starts} on {card}: {engine.why}", "bad")
         yield Prose(f"Change: {options_of_hint(engine.hint)}")
         return
+    if engine.doubt:
+        yield Heading(f"{engine.name} {engine.version} may not start on {card}: {engine.doubt}", "warn")
+        yield Prose(f"Change: {options_of_hint(engine.hint)}")
+        return
     style = "good" if verdict is None or verdict.fits == "yes" else "warn"
     yield Heading(f"{engine.name} {engine.version} starts on {card}: {engine.kv_tokens:,} tokens of KV cache", style)
     yield Prose(f"{engine.max_concurrency:,.2f} requests of {length:,} tokens at once.")

@@ -37,7 +37,7 @@ def verdict_blocks(report: Report, width: int) -> Iterator[Block]:
         yield from _crowded_host(report)
     else:
         yield Heading(verdict_words(report, verdict) or verdict_line(verdict), STYLES[verdict.fits])
-    if report.engine is not None and report.engine.hint:
+    if report.engine is not None and report.engine.hint and not report.engine.starts:
         if not any(remedy.fits == "yes" for remedy in report.remedies):  # below stand changes with which all fits
             yield Prose(f"To start at all: {options_of_hint(report.engine.hint)}")
     elif report.engine is not None and stands_apart(report):

@@ -7,7 +7,7 @@ from memplan.engine.allocator.reserved import Band
 from memplan.engine.generation.activation import activation_bytes, graph_bytes
 from memplan.engine.generation.formats import served
 from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
-from memplan.engine.generation.starting import Start, reason
+from memplan.engine.generation.starting import Start, reason, surer
 from memplan.engine.generation.weights import copy_bytes, least_bytes, most_bytes, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes, workspace_bytes
@@ -118,14 +118,20 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     rows = request_rows(tokens, of.max_model_len) if era.share == "free" else 0
     space = WORKSPACE if era.share == "free" and gpu.vendor == "nvidia" and gpu.architecture != HOPPER else 0
     after = activation + rows + space if era.share == "free" else 0
-    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, wider)
+    kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0
+    hosts = HOSTS if gpu.vendor == "custom" and gpu.usable_bytes >= UNNAMED else 0
+    first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
+    more = most_bytes(of, gpu) - weights + first + kernels + hosts
+    more = 0 if of.kv_cache_memory else more + int(graphs.high * _estimate(of, era, cache)) - estimate
+    more *= era.share != "free"
+    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, more, wider)
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = activation - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
     awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
-    kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0
+    may_fail = bool(more) and not why and kept + more + start.needed > budget
     stays = Band(NON_TORCH.low, loaded, max(loaded, NON_TORCH.high) + kernels)
     stays = Band(*(each + workspace_bytes(gpu) for each in stays))
     asleep = _sum(outside, graphs, stays, Band(0, space, space)) if of.sleep else awake
@@ -133,9 +139,6 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     doubt = min(doubt, activation + non_torch)  # weights and one request are certain
     besides = activation + non_torch + start.needed - budget
     short = least_bytes(of, gpu) + besides
-    first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
-    kernels += HOSTS if gpu.vendor == "custom" and gpu.usable_bytes >= UNNAMED else 0
-    most = most_bytes(of, gpu) + besides + first + kernels + int(graphs.high * _estimate(of, era, cache))
     return Figures(
         budget=budget,
         weights=weights,
@@ -154,8 +157,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         host_asleep=copy_bytes(of, gpu) if of.sleep == 1 else 0,
         starts=not why,
         why=why,
-        hint=hint,
-        may_fail=era.share != "free" and not of.kv_cache_memory and most > 0,
+        hint=surer(start) if may_fail else hint,
+        may_fail=may_fail,
         may_start=bool(why) and not of.kv_cache_memory and budget <= max(there, 0) and short <= doubt,
     )
 
@@ -171,13 +174,16 @@ def graphs_on(of: Generator, era: Era, gpu: Gpu) -> Band:
 
 
 def _wider(of: Generator, gpu: Gpu, free_at_start: Band | None) -> int:
-    """The fewest tensor parallel ranks with which it starts, up to ``RANKS``; 0: none."""
+    """The fewest tensor parallel ranks with which it starts, at the worst too if some do, up to ``RANKS``; 0: none."""
+    some = 0
     for ranks in range(of.tensor_parallel + 1, RANKS + 1):
         if not indivisible(of.model, ranks, of.expert_parallel):
             more = of._replace(tensor_parallel=ranks, gpus=max(of.gpus, ranks * of.pipeline_parallel))
-            if engine_figures(more, gpu, free_at_start, False).starts:
+            found = engine_figures(more, gpu, free_at_start, False)
+            if found.starts and not found.may_fail:
                 return ranks
-    return 0
+            some = some or ranks * found.starts
+    return some
 
 
 def budget_bytes(of: Generator, era: Era, gpu: Gpu, free: int) -> int:

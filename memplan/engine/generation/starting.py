@@ -26,6 +26,8 @@ class Start(NamedTuple):
     """When it starts, its own context taken off."""
     beyond: int = 0
     """What lies outside of its share: graphs, and a full batch of SGLang's."""
+    doubt: int = 0
+    """What it may take more of its budget at the worst."""
     wider: Callable[[], int] = int
     """The fewest tensor parallel ranks with which it starts; 0: none."""
 
@@ -55,9 +57,22 @@ class Start(NamedTuple):
     @property
     def least(self) -> float:
         """The smallest share with which one request of ``max_model_len`` fits, and all states do."""
-        needed = self.kept + self.needed + self._others
+        return self._share(self.kept + self.needed)
+
+    @property
+    def sure(self) -> float:
+        """Such a share at the worst, or the largest."""
+        return min(self._share(self.kept + self.needed + self.doubt), self.most)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that its cache holds at the worst, or else as expected; 0: none."""
+        sizes = (self.kv - self.doubt, self.kv)
+        return next(filter(None, (self.cache.longest(size, self.of.max_model_len) for size in sizes)), 0)
+
+    def _share(self, needed: int) -> float:
         whole = self.free if self.era.share == "free" else self.gpu.usable_bytes
-        return ceil(100 * needed / whole) / 100 if whole > 0 else 2.0
+        return ceil(100 * (needed + self._others) / whole) / 100 if whole > 0 else 2.0
 
     @property
     def _others(self) -> int:
@@ -82,8 +97,7 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
             f"the cache of {format_bytes(start.kv)} does not hold one sequence of {of.max_model_len:,} tokens, "
             f"which takes {format_bytes(needed)}"
         )
-        longest = start.cache.longest(start.kv, of.max_model_len)
-        return told, f"max_model_len: {longest}, or {_larger(start)}" if longest else _larger(start)
+        return told, f"max_model_len: {start.longest}, or {_larger(start)}" if start.longest else _larger(start)
     if start.states > blocks:
         told = (
             f"its cache of {format_bytes(start.kv)} has {blocks:,} blocks, and the states of {start.states:,} sequences"
@@ -101,6 +115,12 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
     return "", ""
 
 
+def surer(start: Start) -> str:
+    """What to change where it starts as expected, and may not at the worst."""
+    shorter = start.longest < start.of.max_model_len
+    return f"max_model_len: {start.longest}, or {_larger(start)}" if shorter else _larger(start)
+
+
 def _larger(start: Start) -> str:
     """A larger share where one is enough and is free, else smaller parts; of a cache whose size is given, that. SGLang
     starts with less than a request."""
@@ -108,8 +128,8 @@ def _larger(start: Start) -> str:
         needed = ceil(start.needed / MiB)
         free = start.free - start.beyond - start.kept
         return f"kv_cache_memory: {needed}MiB" if needed * MiB <= free else _smaller(start)
-    if start.least <= start.most:
-        return f"{start.key}: {start.least:g}"
+    if start.least <= start.most and start.sure > start.of.share:
+        return f"{start.key}: {start.sure:g}"
     return f"{start.key}: {start.most:g}, or {_smaller(start)}" if _some(start) else _smaller(start)
 
 
