@@ -125,3 +125,14 @@ def test_transformers_trainer_walks_over_every_module_before_a_micro_step() -> N
     assert walked.forward - plain.forward == pytest.approx(28 * 84 * 8.9e-3 / 2000, rel=0.01)
     assert (walked.backward, walked.again) == (plain.backward, plain.again)
     assert not shape_of(recipe(model="qwen3-0.6b", trainer="pytorch", sequence_length=16), work).walked
+
+
+def test_a_compiler_scales_and_adds_what_comes_out_of_an_adapter_in_one_pass() -> None:
+    """Of bf16 adapters on v of Llama 3.2 3B: 3,072 elements come in, 1,024 go out."""
+    keys: dict[str, Any] = {"model": "llama-3.2-3b", "trainer": "torchtune", "precision": "bf16"}
+    keys |= {"lora": {"r": 8, "dtype": "bf16", "dropout": 0, "targets": ["v_proj"]}}
+    moved = []
+    for compiled in (False, True):
+        asked = recipe(**keys, compile=compiled)
+        moved.append(shape_of(asked, model_work(asked.model)).adapted_moves)
+    assert moved == [2 * 3072 + 12 * 1024, 2 * 3072 + 8 * 1024]

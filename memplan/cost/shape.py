@@ -19,6 +19,8 @@ tuners/lora/layer.py: Linear.forward."""
 FUSED_OUT: dict[str, float] = {"foak": 8.0, "fused": 4.0}
 """The same of what comes out where the scale is the adapter's: written and added (foak), or added by the product itself
 (unsloth 2026.8 kernels/utils.py: matmul_lora)."""
+COMPILED_OUT: dict[int, float] = {2: 8.0, 4: 12.0}
+"""The same where torch.compile makes one pass of scale and sum, by the size of what adapters compute in."""
 WIDENED = 12.0
 """Of what goes in, where adapters are fp32: cast to it and, by autocast, back."""
 WIDE_IN, WIDE_OUT = 10.0, 24.0
@@ -203,7 +205,8 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
     assert adapter is not None
     linears, elements, moved, weighed = 0, 0.0, 0.0, 0.0
     wide, own = _adapter_itemsize(recipe, adapter), recipe.operators.kernels.adapters
-    after = FUSED_OUT.get(own, WIDE_OUT if wide > HALF else ADAPTED_OUT)
+    plain = WIDE_OUT if wide > HALF else ADAPTED_OUT
+    after = FUSED_OUT.get(own, COMPILED_OUT[wide] if recipe.operators.kernels.compiled else plain)
     after += DORA_OUT * wide if adapter.dora else 0.0
     before = (
         WIDE_IN if wide > HALF else ADAPTED_IN + (WIDENED if adapter.itemsize > HALF and own not in FUSED_OUT else 0.0)
