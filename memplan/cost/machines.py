@@ -1,4 +1,7 @@
-"""What the machine that a card stands in does beside it: how fast its host issues kernels, its bus, its optimizers."""
+"""What is beside a card's processors: its cache, and the machine that it stands in: how fast that issues kernels, its
+bus, its optimizers."""
+
+from typing import NamedTuple
 
 from memplan.spec.gpu import Gpu
 
@@ -34,3 +37,38 @@ def host_of(kind: Gpu) -> float:
 def bus(kind: Gpu) -> float:
     """Bytes per second one way to the host's pinned memory."""
     return (CHIP if kind.name.startswith(CHIPS) else BUS.get(kind.architecture, OTHER_BUS)) * REACHED * GIGA
+
+
+CACHE: dict[str, float] = {"8.0": 40e6, "8.9": 72e6}
+CACHE_OF: dict[str, float] = {"l40s-48gb": 96e6, "l40-48gb": 96e6, "rtx-6000-ada-48gb": 96e6, "l4-24gb": 48e6}
+"""Bytes of the second-level cache, by architecture and of other cards (NVIDIA's whitepapers)."""
+CACHED: dict[str, float] = {"8.0": 2447.0 / 108, "8.9": 3645.0 / 128}
+"""GB/s and multiprocessor of copies that stay in it (smallscientist1/cuda_microbenchmark analysis_A100.md and
+analysis_RTX4090.md: arrays of 2 and 16 MB; of 32 MB 1,232 and 2,318 GB/s, of 64 MB the memory's). Others' nobody
+published."""
+
+
+class Cache(NamedTuple):
+    """A card's second level."""
+
+    bytes: float = 0.0
+    """0 where its rate is not known."""
+    rate: float = 1.0
+    """Bytes/s."""
+
+    def moved(self, chain: tuple[float, float], fused: bool, working: float, memory: float) -> float:
+        """Bytes of a chain, (of single operations, of one), as if all went through ``memory``: what operations write
+        for one another beyond what one moves, ``working`` bytes at a time, stays here where half of it holds them, and
+        not at all from half as much again on as it holds."""
+        single, least = chain
+        if fused or not self.bytes:
+            return chain[fused]
+        share = min(1.0, max(0.0, 1.5 - working / self.bytes))
+        return least + (single - least) * (1 - share * (1 - memory / self.rate))
+
+
+def cache_of(kind: Gpu, units: int) -> Cache:
+    """That of a card with so many multiprocessors."""
+    if kind.architecture not in CACHED or not units:
+        return Cache()
+    return Cache(CACHE_OF.get(kind.name, CACHE[kind.architecture]), CACHED[kind.architecture] * units * GIGA)

@@ -20,7 +20,7 @@ from memplan.cost.host import Issued, host_of
 from memplan.cost.products import Layout, merged, product_seconds, products
 from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.shape import FP32, HALF, Shape
-from memplan.cost.work import DROPPED, ModelWork, Work
+from memplan.cost.work import ACTIVE, DROPPED, ModelWork, Work
 from memplan.spec.recipe import Recipe
 
 BACKWARD_MOVES = 1.6
@@ -157,16 +157,8 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
     """With nothing made again, and what that would be made of."""
     tokens = shape.rows * shape.length / shape.context
     memory = device.memory * rates.memory
-    layout = Layout(
-        tokens,
-        shape.tensor,
-        shape.expert,
-        shape.expert_tensor,
-        shape.itemsize,
-        shape.merged,
-        shape.imbalance,
-        shape.eight,
-    )
+    cut = shape.tensor, shape.expert, shape.expert_tensor
+    layout = Layout(tokens, *cut, shape.itemsize, shape.merged, shape.imbalance, shape.eight)
     made = products(each, layout, device, rates)
     cast = shape.eight.cast if shape.eight else 0.0
     cast_in, cast_out = (cast * moved / memory for moved in made.elements)
@@ -177,9 +169,16 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
         stored = (each.stored - each.expert_stored) / shape.tensor
         unpacked = (stored + each.expert_stored / shape.expert / shape.expert_tensor) * moved / memory
     attention, attended, scores = _attention(each, shape, tokens, device, rates)
-    outside = each.between[shape.normed] / (shape.tensor if shape.sequence else 1)
-    activated = each.activated[shape.activated]
-    chains = activated + each.turned[shape.turned] + each.dispatched
+    outside = device.cache.moved(each.between, shape.normed, 2 * FP32 * tokens * each.width, memory) / (
+        shape.tensor if shape.sequence else 1
+    )
+    narrow = ACTIVE * tokens * each.activated[0] / shape.tensor
+    activated = device.cache.moved(each.activated, shape.activated, narrow, memory)
+    chains = (
+        activated
+        + device.cache.moved(each.turned, shape.turned, 2 * FP32 * tokens * each.width, memory)
+        + each.dispatched
+    )
     chains += each.left if shape.merged else 0.0
     ring = RING_BYTES * shape.ring * each.per_pair / 4 if shape.ring > 1 else 0.0
     inside = (chains + shape.adapted_moves + ring) / shape.tensor

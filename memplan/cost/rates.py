@@ -19,7 +19,7 @@ from memplan.cost.attention import (
     SLOW,
     products_of,
 )
-from memplan.cost.machines import GIGA, bus, host_of
+from memplan.cost.machines import GIGA, Cache, bus, cache_of, host_of
 from memplan.spec.gpu import Gpu
 
 TERA = 10**12
@@ -166,6 +166,7 @@ class Device(NamedTuple):
     """Of those between nodes."""
     masked: float = OTHER_MASKED
     """Share of ``attention`` that a forward under a mask reaches."""
+    cache: Cache = Cache()
 
     def slower(self, times: float) -> "Device":
         """What it computes takes so many times as long; not what its memory does."""
@@ -180,8 +181,13 @@ class Device(NamedTuple):
 
     def with_factors(self, compute: float, host: float, link: float, network: float) -> "Device":
         """As it was measured: seconds of the published rates, so many times (``Calibration.factors``)."""
+        cache = self.cache._replace(rate=self.cache.rate / compute)
         return self.slower(compute)._replace(
-            memory=self.memory / compute, host=self.host * host, near=self.near * link, far=self.far * network
+            memory=self.memory / compute,
+            cache=cache,
+            host=self.host * host,
+            near=self.near * link,
+            far=self.far * network,
         )
 
 
@@ -219,6 +225,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
     attention = speed * TERA * ATTENTION.get(kind.architecture, OTHER_ATTENTION)
     if kind.architecture in AMPERES or kind.name in SLOW:
         attention = best * ATTENTION["8.0"] / PRODUCTS["8.0"]
+    units = UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0))
     exponentials = speed * TERA / EXPONENTIAL.get(kind.architecture, OTHER_EXPONENTIAL)
     own = speed * TERA * NATIVE_ATTENTION.get(kind.architecture, 0.0)
     native = products_of(own, exponentials) if own else 0.0
@@ -235,12 +242,13 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         between * GIGA,
         within >= DIRECT_LINK,
         1.0 if PRODUCTS_OF.get(kind.name, 1.0) < AT_LIMIT else SUSTAINED_OF.get(kind.name, kept_by_kin),
-        UNITS_OF.get(kind.name, UNITS.get(kind.architecture, 0)),
+        units,
         speed * TERA * NATIVE_LIMIT.get(kind.architecture, 0.0),
         bus(kind),
         assumed,
         host=host_of(kind),
         masked=MASKED.get(kind.architecture, OTHER_MASKED),
+        cache=cache_of(kind, units),
     )
 
 

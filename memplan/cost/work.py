@@ -88,6 +88,8 @@ TURN, TURN_FUSED = 18.0, 4.0
 ACTIVATION, ACTIVATION_FUSED = 5.0, 3.0
 """Of each element between the feed-forward's products: of gate and up, an activation 2 + 2 on one half, then a product
 2 + 2 + 2."""
+ACTIVE = 3 / ACTIVATION
+"""Of all that these operations move, what one reads and writes."""
 CLAMPED = 16.0
 """The same where gate and up are clamped and the gate goes by its sigmoid (transformers 5.23 GptOssExperts._apply_gate:
 two clamps, a scale, a sigmoid, a sum, two products)."""
