@@ -73,6 +73,8 @@ def test_a_share_of_the_models_own_loss_is_its_loss(loss: str) -> None:
         ({"forward": "outputs = model(**batch); more = model(**batch)"}, "program's own, which"),
         ({"loss": "outputs.loss.backward(); metric(outputs.logits)"}, "logits (model) is not counted"),
         ({"loss": "outputs.loss.backward(); metric(outputs)"}, "outputs (model) is not counted"),
+        ({"loss": "outputs.loss.backward(); best = outputs['logits'].max()"}, "logits (model) is not counted"),
+        ({"loss": "outputs.loss.backward(); best = Soft()(outputs.logits)"}, "logits (model) is not counted"),
         ({"loss": "outputs.loss.backward(); model.generate(x)"}, "generate (model) is not counted"),
         ({"optimizer": "Mine"}, "optimizer is not known"),
         ({"accelerator": 'mixed_precision="fp8"'}, "precision is not known"),
@@ -82,6 +84,14 @@ def test_what_is_more_than_a_plain_loop_is_unclear(parts: dict[str, str], told: 
     found = looped(**parts)
     assert found.fits == "unclear"
     assert told in found.text
+
+
+def test_the_argmax_of_logits_is_small() -> None:
+    counts = "class Counts:\n    def __call__(self, logits):\n        return (logits.argmax(-1) == 1).sum().item()\n"
+    text = LOOP.format(**PLAIN | {"loss": "outputs.loss.backward(); counts = Counts(); counts(outputs.logits)"})
+    assert checked("train.py", counts + text).fits == "yes"
+    assert checked("train.py", counts.replace("logits.argmax", "logits.float().argmax") + text).fits == "unclear"
+    assert looped(loss="outputs.loss.backward(); right = outputs.logits.argmax(-1) == 1").fits == "yes"
 
 
 def test_gradients_that_wait_through_a_forward_are_counted() -> None:
@@ -116,3 +126,24 @@ Trains().train()
 def test_a_loop_of_deepspeeds_engine_is_under_its_config() -> None:
     job = checked("train.py", ENGINE, num_gpus=8).job
     assert (job["sharding"], job["batch_size"], job["sequence_length"]) == ("zero2", 2, 512)
+
+
+OWN = """\
+import argparse
+from transformers import Trainer, TrainingArguments
+parser = argparse.ArgumentParser()
+parser.add_argument("--image_dir")
+given = parser.parse_args()
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=1, bf16=True)
+Trainer(model=mine(given), args=args).train()
+"""
+
+
+def test_a_model_of_the_programs_own_that_sees_is_no_language_model() -> None:
+    Path("train.py").write_text(OWN)
+    said = {"quantization": "none", "precision": "bf16", "sequence_length": 1024}
+    asked = checked("run.sh", "torchrun --nproc_per_node 1 train.py --image_dir a\n", **said)
+    assert "--model llava-hf/llava-1.5-7b-hf" in asked.hint
+    assert "images.per_example" in asked.hint
+    blind = checked("run.sh", "torchrun --nproc_per_node 1 train.py --image_dir a\n", model="smollm2-135m", **said)
+    assert "what it has for images is not counted" in str(blind.unread)

@@ -27,6 +27,11 @@ OPTIMIZERS = re.compile(
 NUMBERS = ("len", "float", "int", "max", "min")
 """Functions that a loss may be divided by the result of."""
 OF_LOSS = ("mean", "float", "sum")
+ARGMAX = re.compile(r"\bargmax\b")
+HEAVY = re.compile(
+    r"softmax|float\(|\.to\(torch|entropy|exp\(|log\(|clone|sort|top_?k|contiguous|\.cpu|model\(|append|gather\("
+)
+"""What a function does with logits that may make another tensor as large, or keep one."""
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -68,7 +73,8 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
     for each in run.things:
         if each.name != BACKWARD or each.values["uncalled"]:
             continue
-        scope = each.values["scope"] or next((part.tree for part in parts if part.path == each.place.path), None)
+        tree = next((part.tree for part in parts if part.path == each.place.path), each.values["scope"])
+        scope = each.values["scope"] or tree
         if scope is None:
             continue
         inside = set(ast.walk(scope))
@@ -76,7 +82,7 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
         forwards = {node: thing for node, thing in forwards.items() if node in inside}
         trained = [node for node, thing in forwards.items() if not _is_off(thing)]
         if len(trained) == 1 and len({thing.values["model"].place for thing in forwards.values()}) == 1:
-            turn = _Turn(scope, trained[0], set(forwards))
+            turn = _Turn(scope, trained[0], set(forwards), tree)
             if turn.is_loss(_lost(each.values["node"])):
                 found[trained[0]] = _trainer(run, each, forwards[trained[0]], turn)
     return list(found.values())
@@ -96,8 +102,8 @@ def _lost(node: ast.Call) -> ast.expr | None:
 class _Turn:
     """The function of one loop, and the forward that is trained in it."""
 
-    def __init__(self, scope: ast.AST, forward: ast.AST, forwards: set[ast.AST]) -> None:
-        self.scope, self.forward, self.forwards = scope, forward, forwards
+    def __init__(self, scope: ast.AST, forward: ast.AST, forwards: set[ast.AST], tree: ast.AST) -> None:
+        self.scope, self.forward, self.forwards, self.tree = scope, forward, forwards, tree
         self.assigned: dict[str, list[ast.expr]] = {}
         for each in ast.walk(scope):
             if isinstance(each, ast.Assign):
@@ -145,17 +151,34 @@ class _Turn:
         )
 
     def more(self) -> Iterator[tuple[str, ast.AST]]:
-        """What the function makes beside the loss: of the logits, and text."""
+        """What the function makes beside the loss: of the logits, but their argmax, and text."""
+        above = {inner: each for each in ast.walk(self.scope) for inner in ast.iter_child_nodes(each)}
         for each in ast.walk(self.scope):
-            if isinstance(each, ast.Attribute) and each.attr != "loss" and self._of_trained(each.value):
-                yield each.attr, each
-            elif isinstance(each, ast.Name) and each.id in self.outputs and isinstance(each.ctx, ast.Load):
-                holder = next((node for node in ast.walk(self.scope) if isinstance(node, (ast.Attribute, ast.Subscript))
-                               and node.value is each), None)  # fmt: skip
-                if holder is None:
-                    yield each.id, each
-            elif isinstance(each, ast.Call) and getattr(each.func, "attr", "") == "generate":
+            if isinstance(each, ast.Call) and getattr(each.func, "attr", "") == "generate":
                 yield "generate", each
+            if not isinstance(each, ast.expr) or isinstance(getattr(each, "ctx", None), ast.Store):
+                continue
+            part = above.get(each)
+            if not self._of_trained(each) or isinstance(part, ast.Assign):
+                continue
+            name = (
+                part.attr if isinstance(part, ast.Attribute) else getattr(getattr(part, "slice", None), "value", each)
+            )
+            if name not in ("loss", 0) and not (part in above and self._compares(above[part], part)):
+                yield name if isinstance(name, str) else "outputs", each
+
+    def _compares(self, call: ast.AST, logits: ast.AST) -> bool:
+        """``logits.argmax(-1)``, or logits that are given to what makes their argmax alone: an integer for a token."""
+        if isinstance(call, ast.Attribute):
+            return call.attr in ("argmax", "shape", "size")
+        if not isinstance(call, ast.Call) or logits not in call.args:
+            return False
+        names = {ast.unparse(call.func)}
+        made = [each for name in names for each in self.assigned.get(name, ()) if isinstance(each, ast.Call)]
+        names |= {ast.unparse(each.func) for each in made}
+        own = [each for each in ast.walk(self.tree) if getattr(each, "name", "") in names]
+        bodies = [ast.unparse(each) for each in own] or sorted(names)
+        return all(ARGMAX.search(body) and not HEAVY.search(body) for body in bodies)
 
     def _of_trained(self, node: ast.expr) -> bool:
         return node is self.forward or ast.unparse(node) in self.outputs

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks import processes
+from memplan.frameworks.asking import SEEING
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.hugging_face.dialect_vision import SEES
 from memplan.frameworks.programs.adapters import put_adapters, put_upcast
 from memplan.frameworks.programs.gathered import HINTS, MODEL_HARMLESS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
@@ -49,7 +51,7 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
     if isinstance(model, str):
         gathered.add("model_name_or_path", model, place)
     elif not found:
-        _unknown(model, trainer, gathered, draft)
+        _unknown(model, trainer, gathered, run, draft)
     elif isinstance(model, Unknown) and any(each is not None and each not in found for each in model.either):
         draft.warn("model", str(place), f"the trainer's model {verb(model)}: one of several is counted", "model")
     thing = found[0] if found else None
@@ -104,7 +106,7 @@ def _started(config: Any, thing: Thing, draft: Draft) -> Any:
     return made[0]
 
 
-def _unknown(model: Any, trainer: Thing, gathered: Gathered, draft: Draft) -> None:
+def _unknown(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: Draft) -> None:
     """A model that is made where nobody reads."""
     place = trainer.places.get("model", trainer.place)
     either = model.either if isinstance(model, Unknown) else ()
@@ -124,10 +126,25 @@ def _unknown(model: Any, trainer: Thing, gathered: Gathered, draft: Draft) -> No
         why = f"{head.group()} is counted as no less than a language model's head and its loss"
         draft.bound("model", str(place), why, "method")
     what = f"the trainer's model is {text}"
+    _senses(run, str(place), draft)
     if "peft_config" not in trainer.values:
         draft.ask("lora", str(place), what, f"{HINTS['lora']}, or --no-lora")
     draft.ask("quantization", str(place), what)
     draft.ask("precision", str(place), what, HINTS["precision"])
+
+
+SENSES = re.compile(r"(?i)image|vision|visual|video|audio|speech")
+"""Words for what a model takes beside text, in the options of a program."""
+
+
+def _senses(run: Run, where: str, draft: Draft) -> None:
+    """A model of the program's own whose command speaks of images: no language model in its place has a tower."""
+    said = next((name for name in run.known.arguments if SENSES.search(name)), "")
+    if said and "images" not in draft.given:
+        draft.ask("images", where, "how many images an example has, and how large")
+    if said and not SEES.search(str(draft.options.get("model") or "")):
+        why = "the model is the program's own, and what it has for images is not counted"
+        draft.warn(said, where, why, "model", SEEING)
 
 
 def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: Draft, old: bool) -> None:
