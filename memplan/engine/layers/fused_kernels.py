@@ -52,13 +52,12 @@ def fused_product(p: Pass, gate: Tensor, up: Tensor) -> Tensor:
     tape, kernels, dim, itemsize = p.tape, p.mode.operators.kernels, gate.dim, gate.itemsize
     if kernels.copies_chunks and up.storage is gate.storage:
         gate, up = (ops.copy(tape, half, "gate and up") for half in (gate, up))
-    wanted = gate.needs_grad, up.needs_grad
-    over = kernels.product == "in-place"
+    made, over = ops.of_each(gate, up), kernels.product == "in-place"
 
-    def backward(t: Tape, grads: Grads) -> Grads:
+    def backward(t: Tape, grads: list[Tensor | None]) -> Grads:
         if over and t.running is not None:
             return [Tensor(dim, itemsize, storage) for storage in t.running.saved]
-        return [t.gradient((dim, itemsize)) if wants else None for wants in wanted]
+        return made(t, grads)
 
     node = tape.node((gate, up), (gate, up), backward)
     return tape.new(dim, itemsize, "feed-forward product", node)

@@ -152,16 +152,7 @@ def fused_layer_norm(tape: Tape, x: Tensor, per_row: Dim, parameters: Sequence[T
     dim, itemsize = x.dim, x.itemsize
     out = tape.new(dim, itemsize, "norm outputs")
     statistics = [tape.new(per_row, ops.FP32, "norm statistics") for _ in range(2)]
-    sizes = [(parameter.dim, parameter.itemsize, parameter.needs_grad) for parameter in parameters]
-    want_x = x.needs_grad
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        dx = t.gradient((dim, itemsize)) if want_x else None
-        results: list[Tensor | None] = [dx]
-        for size, width, needs in sizes:
-            results.append(t.new(size, width, "weight gradients", category="gradients") if needs else None)
-        return results
-
+    backward = ops.in_turn(ops.of_each(x), ops.of_weights(*parameters))
     node = tape.node((x, *parameters), (x, *statistics, *parameters), backward)
     return Tensor(dim, itemsize, out.storage, node)
 

@@ -88,11 +88,7 @@ def position_bias(p: Pass, mixer: Attention, q: Tensor, keys: int) -> Tensor:
         bare = mixer.tensors[0]
         table = p.param(bare.name, bare.parameters)
         buckets = tape.new(Dim("s·s", p.length * keys), INT64, "buckets of relative positions")
-        size, itemsize = table.dim, table.itemsize
-
-        def backward(t: Tape, grads: Grads) -> Grads:
-            return (t.new(size, itemsize, "gradients of relative positions", category="gradients"),)
-
+        backward = ops.dense(table, table.itemsize, "gradients of relative positions")
         made = tape.new(dim, table.itemsize, "bias of relative positions", tape.node((table,), (buckets,), backward))
     p.shared[name] = made
     return made
@@ -179,21 +175,11 @@ def efficient(p: Pass, mixer: Attention, qkv: Sequence[Tensor], mask: Tensor, ke
     """The kernel: keeps queries, keys, values, mask, output and an fp32 log-sum-exp; its mask's gradient is one for
     each row, which are then summed."""
     tape, (q, k, v) = p.tape, qkv
-    sizes = [(x.dim, x.itemsize, x.needs_grad) for x in qkv]
     result = tape.new(q.dim, q.itemsize, "attention output")
     lse = tape.new(p.dim("H", mixer.num_heads), ops.FP32, "attention log-sum-exp")
-    whole, size, wants = scores_dim(p, mixer, keys), (mask.dim, mask.itemsize), mask.needs_grad
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        results: list[Tensor | None] = [
-            t.gradient((dim, itemsize)) if needs else None for dim, itemsize, needs in sizes
-        ]
-        if wants:
-            results.append(t.gradient((whole, size[1])))
-        return results
-
-    source = expanded(tape, mask, whole) if wants else mask
-    node = tape.node((q, k, v, source), (q, k, v, result, lse, mask), backward)
+    whole = scores_dim(p, mixer, keys)
+    source = expanded(tape, mask, whole) if mask.needs_grad else mask
+    node = tape.node((q, k, v, source), (q, k, v, result, lse, mask), ops.of_each(q, k, v, source))
     return Tensor(q.dim, q.itemsize, result.storage, node)
 
 

@@ -3,7 +3,7 @@
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.ops import FP32, cast, concatenate, copy, own, softmax_of_half, split, unary, view
-from memplan.engine.tape.routing_ops import scattered
+from memplan.engine.tape.routing_ops import into_zeros
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -19,14 +19,9 @@ def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Ten
 def gather(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
     """``x.gather(-1, index)``: saves x (its backward asks for its sizes) and the int64 index.
 
-    Backward scatters into zeros: ``scattered``."""
-    dim, itemsize = x.dim, x.itemsize
+    Backward scatters into zeros."""
     index = tape.new(out, 8, "label indices")
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (scattered(t, (dim, itemsize)),)
-
-    return tape.new(out, itemsize, label, tape.node((x,), (x, index), backward))
+    return tape.new(out, x.itemsize, label, tape.node((x,), (x, index), into_zeros(x)))
 
 
 def nll(tape: Tape, x: Tensor, out: Dim) -> Tensor:

@@ -19,6 +19,29 @@ def own(x: Tensor) -> Backward:
     return lambda t, g: (t.gradient(size),)
 
 
+def of_each(*inputs: Tensor) -> Backward:
+    """A backward that makes a gradient for each of these that asks for one."""
+    sizes = [(x.dim, x.itemsize, x.needs_grad) for x in inputs]
+    return lambda t, g: [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]
+
+
+def dense(table: Param, itemsize: int, label: str = "position gradients") -> Backward:
+    """A backward that makes the gradient of a whole table."""
+    size = table.dim
+    return lambda t, g: (t.new(size, itemsize, label, category="gradients"),)
+
+
+def of_weights(*weights: Tensor | None) -> Backward:
+    """A backward that makes gradients of the trained ones among these."""
+    sizes = [(each.dim, each.itemsize) if each is not None and each.needs_grad else None for each in weights]
+    return lambda t, g: [t.new(*size, "weight gradients", category="gradients") if size else None for size in sizes]
+
+
+def in_turn(*parts: Backward) -> Backward:
+    """Gradients of some inputs, then of others."""
+    return lambda t, g: [grad for part in parts for grad in part(t, g)]
+
+
 def in_three(x: Tensor) -> Backward:
     """A backward of three tensors of x's size: temporaries of one expression, and the gradient."""
     size = x.dim, x.itemsize
@@ -237,24 +260,13 @@ def softmax_of_half(tape: Tape, x: Tensor, label: str) -> Tensor:
 def matmul(tape: Tape, a: Tensor, b: Tensor, out: Dim, label: str) -> Tensor:
     """A batched matmul of two activations: each is saved for the other's gradient."""
     left, right = autocast_input(tape, a), autocast_input(tape, b)
-    sizes = ((left.dim, left.itemsize, left.needs_grad), (right.dim, right.itemsize, right.needs_grad))
-    itemsize = left.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]
-
     saved = (left if right.needs_grad else None, right if left.needs_grad else None)
-    return tape.result("bmm", out, itemsize, label, tape.node((left, right), saved, backward))
+    return tape.result("bmm", out, left.itemsize, label, tape.node((left, right), saved, of_each(left, right)))
 
 
 def embedding(tape: Tape, table: Param, out: Dim, itemsize: int, index: Tensor | None = None) -> Tensor:
     """A row of the table for each position; its gradient is dense. An ``index`` of its own is saved."""
-    size = table.dim
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (t.new(size, itemsize, "position gradients", category="gradients"),)
-
-    return tape.new(out, itemsize, "positions", tape.node((table,), (index,), backward))
+    return tape.new(out, itemsize, "positions", tape.node((table,), (index,), dense(table, itemsize)))
 
 
 def dropout(tape: Tape, x: Tensor, label: str = "dropped-out inputs") -> Tensor:

@@ -1,6 +1,6 @@
 """Operations of routed experts: choosing, copying rows to their experts, grouped matmuls, summing back."""
 
-from memplan.engine.tape.graph import Grads, Param, Tensor
+from memplan.engine.tape.graph import Backward, Grads, Param, Tensor
 from memplan.engine.tape.ops import FP32, cast, linear, own
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -18,21 +18,21 @@ def grouped_linear(tape: Tape, x: Tensor, weight: Param, out: Dim, label: str) -
     return result
 
 
-def scattered(tape: Tape, like: tuple[Dim, int]) -> Tensor:
-    """The gradient of what was gathered, indexed or sorted out of a tensor like this: put into zeros, in place on a
-    real device and out of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward)."""
-    zeros = tape.gradient(like, "scatter zeros")
-    return zeros if tape.in_place else tape.gradient(like)
+def into_zeros(x: Tensor) -> Backward:
+    """The backward of what was gathered, indexed or sorted out of x: put into zeros, in place on a real device and out
+    of place under a dispatch mode, such as a trace (FunctionsManual.cpp: gather_backward)."""
+    like = x.dim, x.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        zeros = t.gradient(like, "scatter zeros")
+        return (zeros if t.in_place else t.gradient(like),)
+
+    return backward
 
 
 def gather_rows(tape: Tape, x: Tensor, rows: Dim, label: str, index: Tensor | None = None) -> Tensor:
     """``x[index]``: a copy; the index is saved. Its gradient is put into zeros of the original's size."""
-    before, itemsize = x.dim, x.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (scattered(t, (before, itemsize)),)
-
-    return tape.new(rows, itemsize, label, tape.node((x,), (index,), backward))
+    return tape.new(rows, x.itemsize, label, tape.node((x,), (index,), into_zeros(x)))
 
 
 def reduce(tape: Tape, x: Tensor, out: Dim, label: str) -> Tensor:
@@ -59,25 +59,14 @@ def indices(tape: Tape, dim: Dim, itemsize: int = INDEX) -> Tensor:
 
 def top_k(tape: Tape, x: Tensor, chosen: Dim) -> tuple[Tensor, Tensor]:
     """``x.topk(k)``: values and their indices, which are saved; the gradient is scattered into zeros."""
-    before, itemsize = x.dim, x.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (scattered(t, (before, itemsize)),)
-
-    values = tape.result("topk", chosen, itemsize, "routing weights")
+    values = tape.result("topk", chosen, x.itemsize, "routing weights")
     index = tape.result("topk", chosen, INDEX, "routing indices")
-    values = Tensor(chosen, itemsize, values.storage, tape.node((x,), (index,), backward))
-    return values, index
+    return Tensor(chosen, x.itemsize, values.storage, tape.node((x,), (index,), into_zeros(x))), index
 
 
 def gather(tape: Tape, x: Tensor, index: Tensor, chosen: Dim) -> Tensor:
     """``x.gather(dim, index)``: saves both; as ``gather_rows`` on the way back."""
-    before, itemsize = x.dim, x.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (scattered(t, (before, itemsize)),)
-
-    return tape.new(chosen, itemsize, "routing weights", tape.node((x,), (x, index), backward))
+    return tape.new(chosen, x.itemsize, "routing weights", tape.node((x,), (x, index), into_zeros(x)))
 
 
 def masked_fill(tape: Tape, x: Tensor, mask: Tensor, label: str) -> Tensor:

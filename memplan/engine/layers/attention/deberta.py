@@ -5,8 +5,8 @@ transformers 5.23 ``models/deberta_v2/modeling_deberta_v2.py``, eager alone. Sym
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.shared_inputs import RELATIVE
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Tensor
-from memplan.engine.tape.routing_ops import add_in_place, scattered
+from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.routing_ops import add_in_place, into_zeros
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.encoders import DisentangledAttention
@@ -107,17 +107,7 @@ def positions_by_heads(p: Pass, mixer: DisentangledAttention, table: Tensor, lin
     of_table = p.part(1, mixer.rows)
     of_table.params = p.params
     made = ops.copy(p.tape, project(of_table, table, linear, "q", POSITIONS), POSITIONS)
-    return repeated(p.tape, made, p.rows)
-
-
-def repeated(tape: Tape, x: Tensor, times: int) -> Tensor:
-    """``x.repeat(times, 1, 1)``, a copy even once; its gradient is summed."""
-    dim, itemsize = x.dim, x.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (t.gradient((dim, itemsize)) if times > 1 else grads[0],)
-
-    return tape.new(Dim("B·R·h", dim.elements * times), itemsize, POSITIONS, tape.node((x,), (), backward))
+    return ops.copy(p.tape, made, POSITIONS, Dim("B·R·h", made.dim.elements * p.rows))  # ``repeat(…)``, even once
 
 
 def gathered(
@@ -133,12 +123,8 @@ def gathered(
     else:
         every = ops.matmul(tape, contents, positions, scores, SCORES)
         index = indices(tape, pairs, temporaries)
-    size, before = (dim, every.itemsize), (every.dim, every.itemsize)
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (scattered(t, before),)
-
-    return tape.new(*size, SCORES, tape.node((every,), (every, index), backward)), index
+    node = tape.node((every,), (every, index), into_zeros(every))
+    return tape.new(dim, every.itemsize, SCORES, node), index
 
 
 def indices(tape: Tape, pairs: Dim, temporaries: int) -> Tensor:

@@ -11,7 +11,7 @@ from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import rms_bare
 from memplan.engine.tape import ops
 from memplan.engine.tape.chunked_ops import seen
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.attention_kinds import CompressedAttention
@@ -85,11 +85,10 @@ def with_sinks(tape: Tape, weights: Tensor, sinks: Tensor, dim: Dim) -> Tensor:
     if tape.autocast:
         weights, sinks = (ops.cast(tape, part, itemsize, "attention scores") for part in (weights, sinks))
     sizes = [(part.dim, part.itemsize) for part in (weights, sinks)]
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return [grads[0] if size[1] == itemsize else t.gradient(size) for size in sizes]
-
-    return tape.new(dim, itemsize, "scores with sinks", tape.node((weights, sinks), (), backward))
+    node = tape.node(
+        (weights, sinks), (), lambda t, g: [g[0] if size[1] == itemsize else t.gradient(size) for size in sizes]
+    )
+    return tape.new(dim, itemsize, "scores with sinks", node)
 
 
 def grouped_linear(p: Pass, x: Tensor, linear: Linear, groups: int) -> Tensor:

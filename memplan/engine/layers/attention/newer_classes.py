@@ -8,10 +8,9 @@ from memplan.engine.layers.norms import subtract
 from memplan.engine.layers.rotary import SHARED, rotary, turn
 from memplan.engine.layers.shared_inputs import keys_of, values_of
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Tensor
-from memplan.engine.tape.routing_ops import scattered
+from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.routing_ops import into_zeros
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tape.tape import Tape
 from memplan.spec.attention_kinds import SharedKVAttention
 from memplan.spec.parts import Attention, Norm
 
@@ -67,13 +66,9 @@ def _with_sinks(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_di
 
 def less_the_largest(p: Pass, x: Tensor, rows: Dim) -> Tensor:
     """``x - x.max(keepdim).values``: the index of the largest is saved."""
-    tape, dim, itemsize = p.tape, x.dim, x.itemsize
-    largest, index = tape.new(rows, itemsize, "largest scores"), tape.new(rows, 8, "largest scores")
-
-    def of_largest(t: Tape, grads: Grads) -> Grads:
-        return (scattered(t, (dim, itemsize)),)
-
-    values = Tensor(rows, itemsize, largest.storage, tape.node((x,), (index,), of_largest))
+    tape = p.tape
+    largest, index = tape.new(rows, x.itemsize, "largest scores"), tape.new(rows, 8, "largest scores")
+    values = Tensor(rows, x.itemsize, largest.storage, tape.node((x,), (index,), into_zeros(x)))
     return subtract(tape, x, values, "scores with sinks")
 
 

@@ -3,7 +3,7 @@ MixtralSparseMoeBlock.forward). For experts that are frozen; tokens are taken to
 
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.tape import ops, routing_ops
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Experts, Linear
 
@@ -46,9 +46,6 @@ def one_by_one(p: Pass, spec: Experts, x: Tensor, weights: Tensor) -> Tensor:
 
 def _index_add(tape: Tape, x: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     """``x.index_add_(0, index, rows)``: x's gradient is handed on, that of the rows is gathered from it."""
-    dim, itemsize = rows.dim, rows.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (grads[0], t.gradient((dim, itemsize)))
-
-    return Tensor(x.dim, x.itemsize, x.storage, tape.node((x, rows), (index,), backward))
+    size = rows.dim, rows.itemsize
+    node = tape.node((x, rows), (index,), lambda t, g: (g[0], t.gradient(size)))
+    return Tensor(x.dim, x.itemsize, x.storage, node)

@@ -4,9 +4,8 @@ writes it without kernels, and the gated short convolutions of LFM2."""
 from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.state_space import cuda_kernels as mixer_kernels
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Param, Tensor
+from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Mixer, Part
 from memplan.spec.state_space import ShortConvolution
 
@@ -60,16 +59,8 @@ def _convolve(p: Pass, x: Tensor, weight: Param, bias: Param | None, out: Dim) -
     parameters: list[Tensor] = [weight, *([bias] if bias is not None else [])]
     if low:
         parameters = [ops.cast(tape, each, low, "autocast copies of convolutions") for each in parameters]
-    sizes = [(each.dim, each.itemsize, each.needs_grad) for each in parameters]
-    dim, itemsize, want = x.dim, x.itemsize, x.needs_grad
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        dx = t.gradient((dim, itemsize)) if want else None
-        made = [t.new(d, size, "weight gradients", category="gradients") if needs else None for d, size, needs in sizes]
-        return (dx, *made)
-
-    node = tape.node((x, *parameters), (x, parameters[0]), backward)
-    return tape.new(out, itemsize, LABEL, node)
+    backward = ops.in_turn(ops.of_each(x), ops.of_weights(*parameters))
+    return tape.new(out, x.itemsize, LABEL, tape.node((x, *parameters), (x, parameters[0]), backward))
 
 
 def short_convolution(p: Pass, mixer: ShortConvolution, x: Tensor) -> tuple[Tensor, None]:

@@ -21,16 +21,6 @@ SCAN_CHUNK = 2048
 """Positions of one chunk of ``selective_scan_cuda``, which keeps two numbers of state for each."""
 
 
-def gradients_of(t: Tape, weights: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Of the trained ones among these."""
-    return [
-        t.new(each.dim, each.itemsize, "weight gradients", category="gradients")
-        if each is not None and each.needs_grad
-        else None
-        for each in weights
-    ]
-
-
 def inside(t: Tape, *sizes: tuple[Dim, int]) -> list[Tensor]:
     """Tensors that a function makes for a while."""
     return [t.new(dim, itemsize, INSIDE, category="temporaries") for dim, itemsize in sizes]
@@ -38,13 +28,9 @@ def inside(t: Tape, *sizes: tuple[Dim, int]) -> list[Tensor]:
 
 def convolution(p: Pass, x: Tensor, weights: Sequence[Param | None]) -> Tensor:
     """``causal_conv1d_fn``: keeps its input; the activation is within."""
-    tape, dim, itemsize, want = p.tape, x.dim, x.itemsize, x.needs_grad
     made = [each for each in weights if each is not None]
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (t.gradient((dim, itemsize)) if want else None, *gradients_of(t, made))
-
-    return tape.new(dim, itemsize, "convolution", tape.node((x, *made), (x,), backward))
+    node = p.tape.node((x, *made), (x,), ops.in_turn(ops.of_each(x), ops.of_weights(*made)))
+    return p.tape.new(x.dim, x.itemsize, "convolution", node)
 
 
 def output_weights(p: Pass, linear: Linear) -> tuple[Tensor, list[Param]]:
@@ -80,8 +66,9 @@ def dual(p: Pass, mixer: StateSpaceDual, projected: Tensor, decay: Tensor, weigh
     statistics = tape.new(p.dim("G", mixer.groups), ops.FP32, "norm statistics") if normed else None
     result = tape.new(p.dim("h", mixer.linears[1].outputs), out_weight.itemsize, "mixer output")
     del x_conv, steps, sums, passed, products
+    of_weights = ops.of_weights(*trained)
 
-    def backward(t: Tape, grads: Grads) -> Grads:
+    def backward(t: Tape, grads: list[Tensor | None]) -> Grads:
         again, conv, given, inner_grad = inside(t, (inner, size), (convolved, size), (convolved, size), (inner, size))
         whole = t.gradient((split, size))
         more = inside(t, (inner, size), (heads, ops.FP32), (heads, ops.FP32), (scores, ops.FP32), (states, ops.FP32))
@@ -92,7 +79,7 @@ def dual(p: Pass, mixer: StateSpaceDual, projected: Tensor, decay: Tensor, weigh
             t, (groups, ops.FP32), (groups, ops.FP32), (scores, ops.FP32), (heads, ops.FP32), (heads, ops.FP32)
         )
         del more, narrow, last
-        made = gradients_of(t, trained)
+        made = of_weights(t, grads)
         del again, conv, given, inner_grad
         return (whole, None, *made)
 
@@ -120,13 +107,14 @@ def inner_function(
     gated = inside(tape, (inner, size))
     result = tape.new(p.dim("h", mixer.linears[3].outputs), out_weight.itemsize, "mixer output")
     del conv, steps, normed, gated
+    of_weights = ops.of_weights(*trained)
 
-    def backward(t: Tape, grads: Grads) -> Grads:
+    def backward(t: Tape, grads: list[Tensor | None]) -> Grads:
         again = inside(t, *[(inner, size)] * 2)
         whole = t.gradient((both, size))
         grads_inside = inside(t, *[(inner, size)] * 4, (state, ops.FP32), (state, ops.FP32), (numbers, size))
         copy = inside(t, (inner, size)) if p.rows > 1 else []
-        made = gradients_of(t, trained)
+        made = of_weights(t, grads)
         del again, grads_inside, copy
         return (whole, None, *made)
 
@@ -145,12 +133,7 @@ def selective_scan(
     trained = [each for each in weights if each is not None]
     copies = [tape.new(each.dim, each.itemsize, "channels, B, C and gate") for each in operands]
     kept = [tape.new(operands[0].dim, size, "state-space output"), tape.new(between, ops.FP32, "states of chunks")]
-    sizes = [(each.dim, each.itemsize, each.needs_grad) for each in operands]
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        made = [t.gradient((dim, itemsize)) if needs else None for dim, itemsize, needs in sizes]
-        return (*made, None, *gradients_of(t, trained))
-
+    backward = ops.in_turn(ops.of_each(*operands), lambda t, g: (None,), ops.of_weights(*trained))
     node = tape.node((*operands, rates, *trained), (*copies, *kept), backward)
     return tape.new(operands[0].dim, size, "gated outputs", node)
 
@@ -171,14 +154,14 @@ def delta_rule(p: Pass, mixer: GatedDelta, operands: Sequence[Tensor]) -> Tensor
     made = inside(tape, (every_key, size), (v.dim, size), (states, size), (v.dim, size))
     out = tape.new(v.dim, size, "mixer output")
     del made
-    sizes = [(x.dim, x.itemsize, x.needs_grad) for x in operands]
+    gradients = ops.of_each(*operands)
 
-    def backward(t: Tape, grads: Grads) -> Grads:
+    def backward(t: Tape, grads: list[Tensor | None]) -> Grads:
         again = inside(t, (every_key, size), (v.dim, size), (states, size), (v.dim, size))
         of_states = inside(t, (states, size), (v.dim, size))
         of_keys = inside(t, *[(every_key, size)] * 4, (v.dim, size), (of_heads, ops.FP32))
         del again, of_states
-        results = [t.gradient((dim, itemsize)) if needs else None for dim, itemsize, needs in sizes]
+        results = gradients(t, grads)
         del of_keys
         return results
 
@@ -195,14 +178,15 @@ def weighted_average(p: Pass, key: Tensor, value: Tensor, decay: Param, first: P
     wide = ops.FP32 if narrow and p.mode.numerics.half_to_float else before
     kept = [tape.new(x.dim, wide, "keys and values in fp32") if wide != before else x for x in (key, value)]
     out = tape.new(key.dim, wide, "mixer output")
+    of_weights = ops.of_weights(decay, first)
 
-    def backward(t: Tape, grads: Grads) -> Grads:
+    def backward(t: Tape, grads: list[Tensor | None]) -> Grads:
         made = [t.gradient((dim, wide)) for dim, *_ in sizes]
         inputs = [
             None if not wants else grad if wide == size else t.gradient((dim, size))
             for grad, (dim, size, wants) in zip(made, sizes, strict=True)
         ]
-        return (*inputs, *gradients_of(t, (decay, first)))
+        return (*inputs, *of_weights(t, grads))
 
     node = tape.node((key, value, decay, first), (*kept, out, rates), backward)
     if wide != before:

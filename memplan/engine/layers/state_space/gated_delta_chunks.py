@@ -73,12 +73,8 @@ def one_chunk(tape: Tape, chunks: Chunks, state: Tensor, out: Tensor, held: list
 
 def minus(tape: Tape, a: Tensor, b: Tensor, label: str = "new values") -> Tensor:
     """``a - b`` of equal sizes."""
-    dim, itemsize, narrow = a.dim, a.itemsize, b.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (grads[0], t.gradient((dim, narrow)))
-
-    return tape.new(dim, itemsize, label, tape.node((a, b), (), backward))
+    size = a.dim, b.itemsize
+    return tape.new(a.dim, a.itemsize, label, tape.node((a, b), (), lambda t, g: (g[0], t.gradient(size))))
 
 
 def put(tape: Tape, base: Tensor, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from memplan.engine.layers.vision.projector import Joint, listed
 from memplan.engine.layers.vision.vit_block import QKV, attend
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
-from memplan.engine.tape.routing_ops import masked_fill, scattered
+from memplan.engine.tape.routing_ops import into_zeros, masked_fill
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Linear, Norm
@@ -144,12 +144,7 @@ def picked(j: Joint, x: Tensor) -> Tensor:
     hidden = masked_fill(tape, x, tape.new(states.dim("1", 1), 1, "masks of patches"), "masked states")
     hidden = ops.scale(tape, ops.cast(tape, average(j, hidden, small), FP32, "pooled states"), "pooled states")
     index = tape.new(Dim("tokens", j.features.tokens), INT64, "tokens that are there")
-    size = small, FP32
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (scattered(t, size),)
-
-    return tape.new(kept, FP32, "pooled states", tape.node((hidden,), (index, index), backward))
+    return tape.new(kept, FP32, "pooled states", tape.node((hidden,), (index, index), into_zeros(hidden)))
 
 
 def average(j: Joint, x: Tensor, out: Dim) -> Tensor:

@@ -6,7 +6,7 @@ from memplan.engine.layers.lora import adapted, cloned
 from memplan.engine.layers.modules import Pass, norm
 from memplan.engine.layers.vision.gemma4_tower import embed_by_position
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Node, Param, Tensor
+from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Bare
@@ -109,11 +109,7 @@ def interpolated(p: Pass, table: Param, x: Tensor, whole: Dim) -> Tensor:
     """A sum of sixteen rows of the table for each patch, and of frames in fp32; indices and weights are kept."""
     tape, indices = p.tape, [p.tape.new(p.dim("16", 16), 8, "interpolation indices") for _ in range(2)]
     weights = tape.new(p.dim("16", 16), table.itemsize, "interpolation weights")
-    dim, itemsize = table.dim, table.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return (t.new(dim, itemsize, "position gradients", category="gradients"),)
-
-    found = tape.new(whole, itemsize, "positions", tape.node((table,), (*indices, weights), backward))
+    node = tape.node((table,), (*indices, weights), ops.dense(table, table.itemsize))
+    found = tape.new(whole, table.itemsize, "positions", node)
     found = ops.add(tape, found, tape.new(whole, ops.FP32, "positions of frames"), "positions")
     return ops.add(tape, x, ops.cast(tape, found, x.itemsize, "positions"), "patch embeddings")

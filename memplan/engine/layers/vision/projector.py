@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from memplan.engine.layers.activations import activate
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.groups import ImageBatch
@@ -131,9 +131,4 @@ def scatter(tape: Tape, embedded: Tensor, features: Sequence[Tensor]) -> Tensor:
 
     Tokens for later layers stand beside the first; the gradients of all wait for the tower's backward."""
     inputs = (embedded, *features)
-    dims = [(each.dim, each.itemsize, each.needs_grad) for each in inputs]
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        return [t.gradient((dim, size)) if needs else None for dim, size, needs in dims]
-
-    return tape.new(embedded.dim, embedded.itemsize, "residual stream", tape.node(inputs, (), backward))
+    return tape.new(embedded.dim, embedded.itemsize, "residual stream", tape.node(inputs, (), ops.of_each(*inputs)))
