@@ -302,3 +302,20 @@ DPOTrainer(model, model, args=args(), beta=0.1, data_collator=collator, tokenize
 def test_a_collator_of_pairs_cuts_and_a_copied_question_for_adapters_is_answered() -> None:
     found = checked("a.py", COLLATED.format(length=777), batch_size=1, precision="bf16", optimizer="adamw")
     assert (found.job["model"], found.job["sequence_length"]) == ("Qwen/Qwen2.5-0.5B", 777), found.text
+
+
+PARTIAL = """\
+from functools import partial
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+def cut(model_max_length, tokenizer, row):
+    return {"input_ids": tokenizer(row["text"])["input_ids"][:model_max_length]}
+def other(model_max_length, row):
+    return row["input_ids"][: model_max_length - 1]
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype="bfloat16")
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=1, bf16=True)
+Trainer(model=model, args=args, train_dataset=rows.map(partial(cut, 777, tokenizer))).train()
+"""
+
+
+def test_what_a_mapped_function_is_given_beforehand_cuts() -> None:
+    assert checked("a.py", PARTIAL).job["sequence_length"] == 777

@@ -50,6 +50,8 @@ def _cuts(run: Run) -> Sequence[tuple[Any, Place, str]]:
     todo = [each for each in todo if id(each.node) not in run.done]
     run.aside = run.gone_aside = True
     try:
+        for found, args, named in _handed_on(run) if todo else ():
+            run.invoke(found, args, named, Place(found.path, found.node.lineno))
         for found in todo:
             if run.steps < most and (found.bound or id(found.node) not in run.done):
                 run.invoke(found, [], {}, Place(found.path, found.node.lineno))
@@ -57,6 +59,15 @@ def _cuts(run: Run) -> Sequence[tuple[Any, Place, str]]:
         raise InvalidJob(f"{run.path}: nested deeper than is followed", SHORTER) from None
     run.aside = False
     return run.lengths
+
+
+def _handed_on(run: Run) -> Iterator[tuple[Function, list[Any], dict[str, Any]]]:
+    """``partial(tokenize, args.max_length)``: functions that a data set maps, with what they are given beforehand."""
+    for each in [each for each in run.things if each.last == "partial"][:MOST_OBJECTS]:
+        whole = each.values.get("*0")
+        if isinstance(whole, Function) and id(whole.node) not in run.done:
+            args = [each.values[key] for key in (f"*{at}" for at in range(1, len(each.values))) if key in each.values]
+            yield whole, args, {key: value for key, value in each.values.items() if key[:1] != "*"}
 
 
 def _of_loaders(run: Run) -> Iterator[Function]:

@@ -106,7 +106,7 @@ class Run(Statements):
         if isinstance(upper, ast.BinOp) and node.lower and ast.dump(upper.left) == ast.dump(node.lower):
             bound, upper = self.evaluate(upper.right, self.frame), upper.right
         if upper is not None and not isinstance(upper, ast.Constant) and CUTS.search(written(upper)):
-            self.lengths.append((bound, self.place(node), written(upper)))
+            self.lengths.append((bound, self.place(node), f"[:{written(upper)}]"))
 
     def program(self, parts: Sequence[Part]) -> None:
         """All parts in their order. Raises NotKnown."""
