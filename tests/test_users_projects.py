@@ -61,6 +61,14 @@ def test_a_script_goes_to_its_program() -> None:
     assert found.job["batch_size"] == 5, found.text
 
 
+def test_a_program_of_a_folder_that_is_not_here_lies_beside_its_script() -> None:
+    written("README.md", "")
+    written("agent/train.py", PROGRAM.format(before="", start="main()"))
+    written("agent/run.sh", "cd /root/project\npython scripts/agent/train.py --bs 5\n")
+    (found,) = check_all("agent/run.sh", CARD)
+    assert found.job["batch_size"] == 5, found.text
+
+
 def test_a_loss_of_the_programs_own_is_asked_for_and_left_out() -> None:
     text = "model_name_or_path: Qwen/Qwen2.5-0.5B\ndesirable_weight: 1.0\nmax_length: 512\nloss_type: own_kto\n"
     found = checked("kto.yaml", text)

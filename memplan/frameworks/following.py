@@ -49,13 +49,15 @@ _MODULE = re.compile(r"\w+(\.\w+)*")
 
 def program_at(base: str, program: str) -> str:
     """The file of a program that a command names, by its path or as a module (``-m pkg.train``, in ``src/`` too); empty
-    where it is no file's name, or a module's that is not here. Of a path of another machine the end that lies here."""
+    where it is no file's name, or a module's that is not here. Of a path of another machine the end that lies here; of
+    one that lies nowhere the file of its name beside the command's own."""
     if program.endswith(".py"):
         away = program.startswith("/") and not os.path.isfile(program)
         parts = program.split("/") if away or _ROOT.match(program) else []
         ends = ["/".join(parts[place:]) for place in range(max(len(parts) - 3, 2 if away else 1), len(parts))]
         if found_at(base, program) is None:
             ends += [f"{folder}/{program}" for folder in _gone_to(base)]
+            ends += [name] if (Path(base).parent / (name := posixpath.basename(program))).is_file() else []
         return next((end for end in ends if found_at(base, end) is not None), program)
     path = f"{program.replace('.', '/')}.py"
     names = (path, f"src/{path}") if _MODULE.fullmatch(program) else ()
