@@ -80,6 +80,16 @@ def test_supervised_training_under_fsdp2(tmp_path: Path) -> None:
     assert resolve(found)
 
 
+def test_gpus_that_score_or_teach_do_not_train(tmp_path: Path) -> None:
+    reward = "data: {default: {env_name: reward_model}}\nenv: {reward_model: {resources: {gpus_per_node: 2}}}\n"
+    teacher = "on_policy_distillation:\n  enabled: true\n  teacher_model_by_agent_name: {a: x/y, b: x/y}\n"
+    apart = "  non_colocated_teachers: {enabled: true, default_teacher_cfg: {num_nodes: 1}}\n"
+    one = GRPO.replace("COLOCATED", "true").replace("  num_nodes: 2\n", "  num_nodes: 1\n")
+    assert read(tmp_path, one + reward).job.num_gpus == 6
+    assert read(tmp_path, GRPO.replace("COLOCATED", "true") + teacher + apart).job.num_gpus == 8
+    assert decided(read(tmp_path, one + teacher)) == {"on_policy_distillation.enabled": "model"}
+
+
 def test_a_validations_micro_batch_that_is_larger_than_the_updates_is_counted(tmp_path: Path) -> None:
     for size, counted in ((2, None), (8, 8)):
         said = f"  val_period: 10\n  val_micro_batch_size: {size}\n"

@@ -361,6 +361,17 @@ def test_fewer_gpus_may_share_a_critics_or_a_references_sequences(tmp_path: Path
     assert read(tmp_path, f"{scores} {REFERENCE}ulysses_sequence_parallel_size=1").job.logprob_token_budget == 8 * 1024
 
 
+@pytest.mark.parametrize(
+    "said",
+    [f"{A}ppo_mini_batch_size=banana", f"{A}ppo_mini_batch_size=-3", f"{A}ulysses_sequence_parallel_size=-3",
+     "data.max_response_length=-1", "critic.ulysses_sequence_parallel_size=5", f"{CRITIC}=banana"],
+)  # fmt: skip
+def test_what_is_no_number_of_things_is_an_error_that_names_it(tmp_path: Path, said: str) -> None:
+    key, _, value = said.partition("=")
+    with pytest.raises(InvalidJob, match=rf"{key}: .*{value}"):
+        read(tmp_path, f"{RL.replace('grpo', 'gae')} {said}")
+
+
 def test_a_critic_that_pads_may_have_all_rows_in_one_micro_batch(tmp_path: Path) -> None:
     packed = f"{RL.replace('grpo', 'gae')} {A}use_dynamic_bsz=True critic.ppo_max_token_len_per_gpu=4096"
     (critic,) = read(tmp_path, f"{packed} critic.model.use_remove_padding=False").job.extra_models

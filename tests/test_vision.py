@@ -194,6 +194,18 @@ def test_images_fill_memory_in_the_tower_and_pairs_see_them_twice() -> None:
     assert forward(images=one, gradient_checkpointing=True) < forward(images=one) / 10
 
 
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_a_projector_alone_has_gradients_through_the_layers_that_rest(sharding: str) -> None:
+    """Whether or not its own stay where they are made: ZeRO-2 and 3 take them into a bucket."""
+    images = {"per_example": 1, "width": 336, "height": 336}
+    keys = job(model="llava-1.5-7b", images=images, freeze=["vision_tower", "language_model"], num_gpus=8)
+    one, found = (
+        memplan.estimate({**keys, "sharding": each}).to_dict()["per_gpu"]["by_category"]["activations"]
+        for each in ("zero1", sharding)
+    )
+    assert found >= one > 2**32
+
+
 def test_without_images_the_tower_rests() -> None:
     spec = memplan.load_model("qwen2.5-vl-3b")
     resting = without_images(spec, False)

@@ -76,6 +76,9 @@ def read_critic(keys: Keys, megatron: bool, ranks: int, tokens_shared: int) -> N
         at = "critic.fsdp." if later else "critic.model.fsdp_config."
         as_the_policy(keys, OF_VERL | {f"{at}model_dtype": f"{ACTOR}fsdp_config.model_dtype"}, default=True)
         own = ulysses(keys, "critic.", at)
+        if ranks * tokens_shared % own:
+            key = next(each for each in keys.settings.values if each.endswith("parallel_size") and "critic" in each)
+            raise keys.settings.error(key, f"{own} do not divide {ranks * tokens_shared} GPUs", "take a divisor")
         _divided(keys, f"{at}fsdp_size", ranks * tokens_shared)
     pads = not megatron and keys.flag("critic.model.use_remove_padding") is False
     shares = Shares(ranks * tokens_shared // own, own, tokens_shared / own, pads)

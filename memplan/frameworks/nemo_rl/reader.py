@@ -78,10 +78,11 @@ def _method(keys: Keys) -> str:
 
 
 def _gpus(keys: Keys, method: str) -> int:
-    """GPUs of the cluster, without those that generate alone."""
+    """GPUs of the cluster, without those that generate alone, score or teach."""
     each, nodes = keys.whole("cluster.gpus_per_node") or 1, keys.whole("cluster.num_nodes") or 1
     keys.skip("cluster.segment_size", "cluster.name")
-    total = each * nodes
+    others = _others(keys, each, nodes)
+    total = each * nodes - others
     apart = method in ONLINE and keys.flag(f"{GENERATION}colocated.enabled") is False
     if apart:
         those = keys.whole(f"{GENERATION}colocated.resources.num_nodes")
@@ -89,8 +90,8 @@ def _gpus(keys: Keys, method: str) -> int:
         theirs = (those or 1) * (of_node or each) if nodes == 1 or those is None else those * each
         total -= theirs
         keys.draft.facts["apart"] = theirs
-        if total > 0 and (keys.has("cluster.gpus_per_node") or keys.has("cluster.num_nodes")):
-            keys.draft.trains_on(total, keys.settings.path)
+    if (apart or others) and total > 0 and (keys.has("cluster.gpus_per_node") or keys.has("cluster.num_nodes")):
+        keys.draft.trains_on(total, keys.settings.path)
     given = keys.draft.options.get("num_gpus")
     if given is not None:
         return max(1, int(given))
@@ -99,6 +100,24 @@ def _gpus(keys: Keys, method: str) -> int:
     if total > each:
         keys.put("gpus_per_node", each, "cluster.gpus_per_node")
     return total
+
+
+def _others(keys: Keys, each: int, nodes: int) -> int:
+    """GPUs of a reward model's environment, and of teachers that have nodes of their own (algorithms/grpo.py: setup,
+    opd.py); unclear where teachers have none."""
+    count, reward, teachers = 0, "env.reward_model.resources.", "on_policy_distillation."
+    if "reward_model" in (keys.get(f"data.{part}env_name") for part in ("default.", "train.", "")):
+        count = (
+            (keys.whole(f"{reward}num_nodes") or 1) * each if nodes > 1 else keys.whole(f"{reward}gpus_per_node") or 1
+        )
+    if keys.flag(f"{teachers}enabled"):
+        own = f"{teachers}non_colocated_teachers."
+        named = {value for key, value in keys.settings.values.items() if key.startswith(f"{teachers}teacher_model_by")}
+        if keys.flag(f"{own}enabled"):
+            count += (keys.whole(f"{own}default_teacher_cfg.num_nodes") or 1) * each * max(1, len(named))
+        else:
+            keys.warn(f"{teachers}enabled", "the teacher beside the policy is not counted", "model")
+    return count
 
 
 def _sizes(keys: Keys, backend: str, gpus: int) -> int:

@@ -26,9 +26,11 @@ class VerlKeys(Keys):
 
 def known(keys: Keys, key: str, job_key: str = "", usual: int = 1) -> int:
     """A whole number, or its default; what stands for another is asked for as ``job_key``, or is left at its default.
-    A number of 0 is as good as none."""
+    A number of 0 is as good as none. Raises InvalidJob for one below it where ``usual`` is none, and for a word."""
     value = keys.get(key)
     word = isinstance(value, str) and not NUMBER.fullmatch(value.strip())
+    if word and value.isalpha() and value.lower() not in ("none", "null", "auto"):
+        raise keys.settings.error(key, f"{value[:20]!r} is no number", "write a number")
     null = job_key and keys.settings.values.get(key, key) is None and keys.defaults.get(key) is not None
     if word or null:
         asked = job_key in keys.draft.given or any(each.asks == job_key for each in keys.draft.unread)
@@ -36,7 +38,10 @@ def known(keys: Keys, key: str, job_key: str = "", usual: int = 1) -> int:
             keys.draft.ask(job_key, keys.settings.where(key), f"{key} is {'null' if null else str(value)[:40]}")
         value = keys.defaults.get(key)
         return usual if value is None else int(value)
-    return keys.whole(key) or usual
+    number = keys.whole(key) or usual
+    if number < min(0, usual):
+        raise keys.settings.error(key, f"{number} is too small", "write 1 or more")
+    return number
 
 
 NUMBERS = re.compile(r"(size|_gpu|_per_node|_len|length|nnodes|path|partial_pretrain|rank|\.n)$")

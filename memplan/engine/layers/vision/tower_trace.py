@@ -107,7 +107,7 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     ends = first.backward + got.embedded
     alone, worst = max(alone, ends), max(worst, ends + gradients * keep)
     gradients += first.gradients
-    trains = gradients > 0 or first.reached or got.reached
+    trains = last.reached or first.reached or got.reached
     copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[:used])
     beside = got.beyond * plan.tower.in_outputs  # states and graphs of blocks that nobody reads
     held, more = last.locals + got.beyond - beside, got.kept + got.leaf
