@@ -91,6 +91,10 @@ def test_torchtitan_is_started_by_its_file_and_has_a_forks_flavors() -> None:
     assert job["gradient_accumulation_steps"] == 9
     assert (job["sequence_length"], job["tensor_parallel"], job["sharding"], job["compile"]) == (1024, 4, "fsdp2", True)
     assert found.fits in ("yes", "tight")
+    own.rename(own.with_name("configs.py")).write_text(flavors.replace("dim=", "share_embeddings=True, dim="))
+    assert checked("b.sh", "torchrun --nproc_per_node 8 ./train.py --job.config_file 3b.toml").job["model"][
+        "tie_word_embeddings"
+    ]
 
 
 @pytest.mark.parametrize(("said", "asks"), [("--eval_strategy steps", True), ("--eval_strategy no", False)])

@@ -6,6 +6,7 @@ Source: torchtitan 0.1 config_manager.py, models/llama/__init__.py (ModelArgs), 
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,15 @@ def today(settings: Settings) -> Settings:
 
 
 def own_flavor(path: str, name: str, flavor: str) -> dict[str, Any] | None:
-    """The config of a Llama that ``torchtitan/models/…/__init__.py`` of the project around a file has under this
+    """The config of a Llama that ``torchtitan/models/…`` of the project around a file has under this
     flavor; None where there is none. Gated feed-forward: 8/3 of the width, times a factor, rounded up."""
-    for folder in (name, name.rstrip("0123456789")):
-        file = found_at(path, f"torchtitan/models/{folder}/__init__.py") if name in VOCABULARY else None
+    for folder, module in product((name, name.rstrip("0123456789")), ("__init__.py", "configs.py")):
+        file = found_at(path, f"torchtitan/models/{folder}/{module}") if name in VOCABULARY else None
         given = next(_flavors(file, name, flavor), None) if file else None
         if given is not None and {"dim", "n_layers", "n_heads"} <= given.keys():
             factor, multiple = given.get("ffn_dim_multiplier") or 1, int(given.get("multiple_of") or 256)
             width = int(factor * int(8 * given["dim"] / 3))
-            return {"model_type": "llama", "tie_word_embeddings": False} | sizes(
+            return {"model_type": "llama", "tie_word_embeddings": bool(given.get("share_embeddings"))} | sizes(
                 vocab=max(given.get("vocab_size") or 0, 0) or VOCABULARY[name],
                 hidden=given["dim"],
                 intermediate=ceil_div(width, multiple) * multiple,
