@@ -137,7 +137,7 @@ def leaves_behind(recipe: Recipe) -> bool:
     return not detached and recipe.sharding.fsdp.backward_prefetch != "BACKWARD_POST"
 
 
-ROOT, HEAD = "the root", "the head's copy"
+ROOT, HEAD, EMBEDDING = "the root", "the head's copy", "the embedding's copy"
 
 
 def _flat_reduction(unit: Unit, recipe: Recipe) -> int:

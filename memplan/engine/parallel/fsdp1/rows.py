@@ -13,6 +13,7 @@ torch 2.13 distributed/fsdp/_flat_param.py and _runtime_utils.py, in the program
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp1.beside_layers import (
+    EMBEDDING,
     HEAD,
     ROOT,
     RUN,
@@ -30,6 +31,7 @@ from memplan.engine.parallel.fsdp1.beside_layers import add_gathered as _gathere
 from memplan.engine.parallel.fsdp2.all_gather import Stage, loss_is_inside
 from memplan.engine.parallel.fsdp2.frame import NOTHING as NO_UNIT
 from memplan.engine.parallel.fsdp2.frame import Frame
+from memplan.engine.parallel.fsdp2.reduce_scatter import reductions
 from memplan.engine.parallel.fsdp2.root import frame, frozen_frame
 from memplan.engine.parallel.fsdp2.units import waits_for_reduction, wraps_copies
 from memplan.engine.passes import TracedPass
@@ -205,18 +207,11 @@ def _enter_waiting(ledger: Ledger, recipe: Recipe, own: Frame, backwards: list[T
     if recipe.batch.accumulation > 1:
         _shards(ledger, "gradients", total, ledger.schedule[-1], own.place)
         return
-    chosen, rejected = backwards[0], backwards[-1]
-    order = chosen.backward_layers
-    for position, i in enumerate(order):
-        under = order[position + 1] if position + 1 < len(order) else -1
-        units = own.layers[under + 1 : i + 1]
-        born, dies = ledger.after(chosen.end_of(i)), rejected.end_of(i)
-        _whole(ledger, f"layers {under + 1}-{i}", sum(unit.gradients for unit in units), born, dies)
-        _shards(ledger, f"layers {under + 1}-{i}", sum(unit.shard for unit in units), ledger.after(dies), own.place)
-    born, dies = ledger.after(f"{chosen.plan.name}.reduce"), f"{rejected.plan.name}.reduce"
-    for label, unit in (("the root", own.root), ("the tower's blocks", own.blocks)):
-        _whole(ledger, label, unit.gradients, born, dies)
-        _shards(ledger, label, unit.shard, ledger.after(dies), own.place)
+    chosen, rejected = backwards[0], backwards[-1].plan.name
+    for label, units, point in reductions(own, chosen, HEAD, EMBEDDING):
+        born, dies = ledger.after(f"{chosen.plan.name}.{point}"), f"{rejected}.{point}"
+        _whole(ledger, label, sum(unit.gradients for unit in units), born, dies)
+        _shards(ledger, label, sum(unit.shard for unit in units), ledger.after(dies), own.place)
 
 
 def _whole(ledger: Ledger, label: str, size: int, born: str, dies: str) -> None:
@@ -227,17 +222,9 @@ def _whole(ledger: Ledger, label: str, size: int, born: str, dies: str) -> None:
 
 def _enter_shards(ledger: Ledger, own: Frame, traced: TracedPass) -> None:
     """What the reductions leave: layer after layer, the root last."""
-    order = traced.backward_layers
-    for position, i in enumerate(order):
-        under = order[position + 1] if position + 1 < len(order) else -1
-        shard = sum(_kept(unit.shard, own.place) for unit in own.layers[under + 1 : i + 1])
-        _shards(ledger, f"layers {under + 1}-{i}", shard, ledger.after(traced.end_of(i)), own.place)
-    end = ledger.after(f"{traced.plan.name}.reduce")
-    for label, unit in ((ROOT, own.root), ("the embedding's copy", own.first), ("the tower's blocks", own.blocks)):
-        _shards(ledger, label, _kept(unit.shard, own.place), end, own.place)
-    if own.tail.shard:
-        end = ledger.after(f"{traced.plan.name}.tail-reduce")
-        _shards(ledger, HEAD, _kept(own.tail.shard, own.place), end, own.place)
+    for label, units, point in reductions(own, traced, HEAD, EMBEDDING):
+        size = sum(_kept(unit.shard, own.place) for unit in units)
+        _shards(ledger, label, size, ledger.after(f"{traced.plan.name}.{point}"), own.place)
 
 
 def _kept(shard: int, place: str) -> int:

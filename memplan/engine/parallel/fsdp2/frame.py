@@ -134,12 +134,6 @@ class Frame(NamedTuple):
         """The units outside the layers."""
         return self.root, self.first, self.tail
 
-    @property
-    def named_ends(self) -> tuple[tuple[str, Unit, str], ...]:
-        """The same with a name, and the point of backward that reduces them."""
-        tail = "reduce" if self.opens else "tail-reduce"
-        return ("root", self.root, "reduce"), ("embedding", self.first, "reduce"), ("tail", self.tail, tail)
-
 
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_collectives.py; c10/cuda/CUDACachingAllocator.cpp"
 

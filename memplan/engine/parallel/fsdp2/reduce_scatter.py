@@ -1,5 +1,8 @@
 """What FSDP2's reductions hold over one pass: inputs of reduce-scatters, their outputs, and what waits for the last."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp2.frame import Frame, Unit
 from memplan.engine.parallel.fsdp2.units import adds_in_place, waits_for_reduction
@@ -20,6 +23,21 @@ def reduction(ledger: Ledger, label: str, size: int, instant: str, why: str = "k
     ledger.add(label, "buffers", size, at=instant).formula("padded elements × reduce bytes").since(
         why, f"{SOURCE}/_fsdp_param_group.py: post_backward"
     )
+
+
+def reductions(
+    own: Frame, traced: TracedPass, tail: str = "the tail", first: str = "the embedding"
+) -> Iterator[tuple[str, list[Unit], str]]:
+    """What a backward reduces, in order: its name, its units, and the point by which it is reduced."""
+    if not own.opens:
+        yield tail, [own.tail], "tail-reduce"
+    for i, below in pairwise((*traced.backward_layers, -1)):
+        point = traced.end_of(i).removeprefix(f"{traced.plan.name}.")
+        yield f"layers {below + 1}-{i}", own.layers[below + 1 : i + 1], point
+    ends = ("the root", own.root), (first, own.first), (tail, own.tail), ("the tower's blocks", own.blocks)
+    for label, unit in ends:
+        if unit is not own.tail or own.opens:
+            yield label, [unit], "reduce"
 
 
 def enter_tail_reduction(ledger: Ledger, tail: Unit, instant: str, reduces: bool, late: bool) -> None:

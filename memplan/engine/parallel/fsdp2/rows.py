@@ -10,8 +10,6 @@ torch 2.13 distributed/fsdp/_fully_shard, in the program's order, which is that 
 * the root is reduced last, when its own weights are gone. The tail that accelerate wraps, final norm and head, is
   gathered like a layer and stays to its own reduction; with tied weights it begins and ends like a root."""
 
-from collections.abc import Iterator
-
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses.heads import INSIDE
 from memplan.engine.losses.scored import FUSED_PROGRAMS
@@ -25,8 +23,8 @@ from memplan.engine.parallel.fsdp2.all_gather import (
     enter_root_again,
     first_gather,
 )
-from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, Unit, enter_pools
-from memplan.engine.parallel.fsdp2.reduce_scatter import SOURCE, enter_root_reduction, gathered
+from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, enter_pools
+from memplan.engine.parallel.fsdp2.reduce_scatter import SOURCE, enter_root_reduction, gathered, reductions
 from memplan.engine.parallel.fsdp2.root import frame, frozen_frame
 from memplan.engine.parallel.fsdp2.units import waits_for_reduction
 from memplan.engine.parallel.fsdp2.vision import enter_tower_gathers
@@ -182,65 +180,34 @@ def _enter_whole_gradients(ledger: Ledger, recipe: Recipe, own: Frame, backwards
             ledger, "shards of the gradients", total, step, "", "left by the last micro-step's reductions", own.place
         )
         return
-    chosen, rejected = backwards[0], backwards[-1]
-    first_of = {i: list(chosen.layer_instants(i)) for i in chosen.backward_layers}
-    order = chosen.backward_layers
-    for position, i in enumerate(order):
-        below = order[position + 1] if position + 1 < len(order) else -1
-        born, dies = ledger.after(chosen.end_of(i)), rejected.end_of(i)
-        for label, units in (
-            (f"layer {i}", own.layers[i : i + 1]),
-            (f"layers {below + 1}-{i - 1}", own.layers[below + 1 : i]),
-        ):
-            whole, shard = sum(unit.waiting for unit in units), sum(unit.shard for unit in units)
-            _gradients(
-                ledger, f"gradients of {label}, unreduced", whole, born, dies, "they wait for the rejected half's"
-            )
-            _gradients(
-                ledger, f"shards of the gradients of {label}", shard, ledger.after(dies), "", "reduced", own.place
-            )
-            born = first_of[below][0][0] if below >= 0 else f"{chosen.plan.name}.embedding-backward"
-    for label, unit, point in own.named_ends:
-        born, end = ledger.after(f"{chosen.plan.name}.{point}"), f"{rejected.plan.name}.{point}"
+    chosen, rejected = backwards[0], backwards[-1].plan.name
+    for label, units, point in reductions(own, chosen):
+        whole, shard = sum(unit.waiting for unit in units), sum(unit.shard for unit in units)
+        born, dies = ledger.after(f"{chosen.plan.name}.{point}"), f"{rejected}.{point}"
         why = "they wait for the rejected half's"
-        _gradients(ledger, f"gradients of the {label}, unreduced", unit.waiting, born, end, why)
-        _gradients(
-            ledger, f"shards of the gradients of the {label}", unit.shard, ledger.after(end), "", "reduced", own.place
-        )
+        _gradients(ledger, f"gradients of {label}, unreduced", whole, born, dies, why)
+        _shards(ledger, own, label, shard, dies)
 
 
 def _enter_shards(ledger: Ledger, own: Frame, traced: TracedPass) -> None:
     """What the first reductions of a step leave: layer after layer, the root last; later ones are added to it."""
-    for label, units, born in _reductions(ledger, own, traced):
-        shard = sum(unit.shard for unit in units)
-        _gradients(ledger, f"shards of the gradients of {label}", shard, born, "", "reduced", own.place)
-    end = ledger.after(f"{traced.plan.name}.reduce")
-    tail = own.tail.shard if own.opens else 0
-    _gradients(ledger, "shards of the gradients of the tail", tail, end, "", "reduced", own.place)
-    root = own.root.shard + own.first.shard
-    _gradients(ledger, "shards of the gradients of the root", root, end, "", "reduced", own.place)
-    blocks = own.blocks.shard
-    _gradients(ledger, "shards of the gradients of the tower's blocks", blocks, end, "", "reduced", own.place)
+    for label, units, point in reductions(own, traced):
+        _shards(ledger, own, label, sum(unit.shard for unit in units), f"{traced.plan.name}.{point}")
 
 
-def _reductions(ledger: Ledger, own: Frame, traced: TracedPass) -> Iterator[tuple[str, list[Unit], str]]:
-    """(what is reduced before the root, its units, the first instant after that)."""
-    order = traced.backward_layers
-    if not own.opens:
-        yield "the tail", [own.tail], ledger.after(f"{traced.plan.name}.tail-reduce")
-    for position, i in enumerate(order):
-        below = order[position + 1] if position + 1 < len(order) else -1
-        yield f"layers {below + 1}-{i}", own.layers[below + 1 : i + 1], ledger.after(traced.end_of(i))
+def _shards(ledger: Ledger, own: Frame, label: str, size: int, reduced: str) -> None:
+    name = f"shards of the gradients of {label}"
+    _gradients(ledger, name, size, ledger.after(reduced), "", "reduced", own.place)
 
 
 def _enter_held(ledger: Ledger, own: Frame, traced: TracedPass, adds: bool) -> None:
     """What hybrid sharding all-reduces stays beside its copy in another dtype, or beside what it is added to."""
-    for label, units, born in _reductions(ledger, own, traced):
+    for label, units, point in reductions(own, traced):
         ledger.add(
             f"reduced gradients of {label}, held",
             "buffers",
             sum(unit.replicated if adds else unit.held for unit in units),
-            born,
+            ledger.after(f"{traced.plan.name}.{point}"),
             f"{traced.plan.name}.reduce",
         ).formula("padded elements / ranks × reduce bytes").since(
             "hybrid sharding holds what it all-reduces until backward is done (AllReduceState)",
