@@ -566,3 +566,24 @@ def test_a_model_that_sees_is_asked_for_where_a_file_tells(tmp_path: Path, name:
     assert found.hint.startswith("add --model, such as --model Qwen/Qwen2.5-VL-7B-Instruct --set images.per_example=1 ")
     found = check_file(str(tmp_path / name), {"gpu": "h100-80gb", "model": "Qwen/Qwen2.5-VL-7B-Instruct"})
     assert "at most" in found.text
+
+
+def test_the_defaults_of_an_easy_r1_beside_are_its_own(tmp_path: Path) -> None:
+    """Rows padded until 0.2, a share of the card, an estimator: where the file says nothing of them."""
+    text = OLD.replace("    use_kl_loss: true\n    kl_loss_type: low_var_kl\n", "").replace(
+        "adv_estimator: grpo", "kl_coef: 0"
+    )
+    text = text.replace("param_offload", "offload_params").replace("optimizer_offload", "offload_optimizer")
+    usual = read(tmp_path, text, "new.yaml").job
+    for name, code in {
+        "workers/actor": "class ActorConfig:\n    padding_free: bool = False\n    model: M = field()\n",
+        "workers/rollout": "class RolloutConfig:\n    gpu_memory_utilization: float = 0.5\n    seed: int = 1\n",
+        "trainer": "class AlgorithmConfig:\n    adv_estimator: str = 'rloo'\n",
+    }.items():
+        (tmp_path / "verl" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "verl" / name / "config.py").write_text(code)
+    own = read(tmp_path, text, "new.yaml").job
+    assert usual.rollout is not None
+    assert own.rollout is not None
+    assert (usual.padded, usual.rollout.gpu_memory_utilization, usual.method) == (False, 0.6, "grpo")
+    assert (own.padded, own.rollout.gpu_memory_utilization, own.method) == (True, 0.5, "rloo")

@@ -8,7 +8,9 @@ import re
 from typing import Any
 
 from memplan.frameworks.documents import Settings, words
+from memplan.frameworks.verl.forks import in_copy
 from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
+from memplan.frameworks.verl.own_code import fields_of
 from memplan.tables.texts import settings_in
 from memplan.units import pairs_of
 
@@ -80,8 +82,31 @@ QUIET = re.compile(
 KEPT = words(
     "data.max_prompt_length data.max_response_length trainer.n_gpus_per_node trainer.nnodes algorithm.adv_estimator"
 )
+OF_CLASS = pairs_of(
+    """ActorConfig=worker.actor. ModelConfig=worker.actor.model. OptimConfig=worker.actor.optim.
+    FSDPConfig=worker.actor.fsdp. OffloadConfig=worker.actor.offload. RolloutConfig=worker.rollout.
+    AlgorithmConfig=algorithm. DataConfig=data."""
+)
+"""Where the fields of its classes of settings stand."""
+IN = words(
+    "verl/workers/actor/config.py verl/workers/rollout/config.py verl/trainer/config.py verl/trainer/data_loader.py"
+)
+UNUSED = words("worker.actor.model.model_path worker.rollout.max_num_seqs")
+"""Of no model, and none that its engine is given."""
 OPTIMIZERS = {"adamw": "AdamW"}
 HALF = ("bf16", "bfloat16")
+
+
+def own_defaults(path: str) -> dict[str, Any]:
+    """What the classes of settings say of the EasyR1 that lies in the project: its rows were padded until 0.2, and a
+    fork's engine has a share of its own."""
+    found: dict[str, Any] = {}
+    for name in IN:
+        for each in fields_of(in_copy(path, name)):
+            key = f"{OF_CLASS.get(each.of, '-')}{each.name}"
+            if key in (*DEFAULTS, *OLDER, *NAMES, *KEPT) and each.value is not None and key not in UNUSED:
+                found.setdefault(key, each.value)
+    return found
 
 
 def as_verl(settings: Settings) -> Settings:
@@ -90,7 +115,7 @@ def as_verl(settings: Settings) -> Settings:
     lines = dict(settings.lines)
     paths = dict(settings.paths)
     older = OLDER if any(map(BEFORE.fullmatch, settings.values)) else {}
-    for key, value in {**DEFAULTS, **older, **settings.values}.items():
+    for key, value in {**DEFAULTS, **older, **own_defaults(settings.path), **settings.values}.items():
         name = NAMES.get(key, key)
         if name == key and key not in KEPT and QUIET.fullmatch(key):
             continue

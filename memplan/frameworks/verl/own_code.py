@@ -7,8 +7,9 @@ trainer/ppo/ray_trainer.py; EasyR1 0.1 to 0.3."""
 import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memplan.frameworks.documents import words
 from memplan.frameworks.verl.forks import in_copy
@@ -72,6 +73,27 @@ class Seen(NamedTuple):
         return (
             [*self.node.args, *(word.value for word in self.node.keywords)] if isinstance(self.node, ast.Call) else []
         )
+
+
+class Field(NamedTuple):
+    """A field of a class of settings, with a plain default."""
+
+    of: str
+    name: str
+    value: Any
+
+
+def fields_of(text: str) -> Iterator[Field]:
+    """Of a module's classes; none where it is no Python."""
+    try:
+        classes = [each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)]
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for each in classes:
+        for line in each.body:
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                with suppress(ValueError, TypeError, SyntaxError):
+                    yield Field(each.name, line.target.id, ast.literal_eval(line.value) if line.value else None)
 
 
 class Found(NamedTuple):
