@@ -506,6 +506,14 @@ def test_what_may_not_start_at_worst_is_said_so_first(capsys: pytest.CaptureFixt
     assert not said("llama-3.1-8b", "rtx-4090-24gb", length).may_fail
 
 
+def test_where_nothing_else_is_left_it_runs_eagerly() -> None:
+    """Without a first compilation and graphs; what is quantised is not told to be."""
+    given = {"quantization": "awq", "max_num_seqs": 64, "gpu_memory_utilization": 0.93}
+    barely = said("qwen3-8b", "rtx-4060-8gb", 3000, **given)
+    assert (barely.may_fail, barely.hint) == (True, "enforce_eager: true, or a larger card")
+    assert not said("qwen3-8b", "rtx-4060-8gb", 3000, **given, enforce_eager=True).may_fail
+
+
 def test_a_profile_run_holds_its_images_and_what_the_tower_made_of_them() -> None:
     assert pixel_bytes(engine("qwen2.5-vl-7b")) == 65536 * 14 * 14 * 3 * 2 * 2
     assert feature_bytes(engine("qwen3-vl-2b")) == (16384 * 2048 * 2 * 4, 16384 * 2048 * 2 * 3)  # three taps

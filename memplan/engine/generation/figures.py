@@ -122,9 +122,10 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     hosts = HOSTS if gpu.vendor == "custom" and gpu.usable_bytes >= UNNAMED else 0
     first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
     more = most_bytes(of, gpu) - weights + first + kernels + hosts
-    more = 0 if of.kv_cache_memory else more + int(graphs.high * _estimate(of, era, cache)) - estimate
+    captured = int(graphs.high * _estimate(of, era, cache))
+    more = 0 if of.kv_cache_memory else more + captured - estimate
     more *= era.share != "free"
-    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, more, wider)
+    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, more, first + captured, wider)
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = activation - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)

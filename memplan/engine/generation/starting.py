@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import ceil, floor
 from typing import NamedTuple
 
+from memplan.engine.generation.formats import served
 from memplan.engine.generation.kv import Layout
 from memplan.spec.generation import Generator
 from memplan.spec.gpu import Gpu
@@ -28,6 +29,8 @@ class Start(NamedTuple):
     """What lies outside of its share: graphs, and a full batch of SGLang's."""
     doubt: int = 0
     """What it may take more of its budget at the worst."""
+    compiling: int = 0
+    """Of that, and of what is kept: compiling its layers for the first time, and graphs."""
     wider: Callable[[], int] = int
     """The fewest tensor parallel ranks with which it starts; 0: none."""
 
@@ -117,8 +120,10 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
 
 def surer(start: Start) -> str:
     """What to change where it starts as expected, and may not at the worst."""
-    shorter = start.longest < start.of.max_model_len
-    return f"max_model_len: {start.longest}, or {_larger(start)}" if shorter else _larger(start)
+    if start.longest < start.of.max_model_len:
+        return f"max_model_len: {start.longest}, or {_larger(start)}"
+    calm = start.kept + start.needed + start.doubt - start.compiling <= start.budget
+    return f"enforce_eager: true, or {_larger(start)}" if start.compiling and calm else _larger(start)
 
 
 def _larger(start: Start) -> str:
@@ -141,4 +146,6 @@ def _some(start: Start) -> bool:
 def _smaller(start: Start) -> str:
     """What is left where no share is enough."""
     ranks = start.wider()
-    return (f"tensor_parallel: {ranks}, " if ranks else "") + "a quantised checkpoint, or a larger card"
+    others = [f"tensor_parallel: {ranks}"] * bool(ranks)
+    others += ["a quantised checkpoint"] * (served(start.of).format == "none")
+    return ", ".join([*others, "or a larger card" if others else "a larger card"])
