@@ -196,6 +196,14 @@ def test_what_is_trained_of_a_model_that_sees(row: tuple[str, list[str]]) -> Non
     assert list(found["freeze"]) == row[1]
 
 
+def test_a_tile_without_a_token_is_an_error() -> None:
+    marks = "--vision_select_layer -1 --down_sample_ratio 0.5 --max_dynamic_patch 6 --max_seq_length 1024"
+    assert check(f"{SEES} {marks} --force_image_size 448").fits != "error"
+    found = check(f"{SEES} {marks} --force_image_size -3")
+    assert found.fits == "error"
+    assert "force_image_size" in found.text
+
+
 def test_images_are_as_large_as_the_processor_lets_them_be_or_asked_for() -> None:
     found = check(f"{SEES} --model_max_length 1024 --max_pixels 50176 --tune_mm_llm True")
     assert (found.job["images"]["width"], found.job["images"]["per_example"]) == (224, 1)

@@ -137,7 +137,9 @@ def test_a_script_without_lengths_or_a_model_asks(tmp_path: Path) -> None:
 def test_only_ppo_has_a_critic(tmp_path: Path) -> None:
     for estimator, method in (("ppo", "ppo"), ("mine", "grpo")):
         text = SCRIPT.replace("--advantage-estimator grpo", f"--advantage-estimator {estimator}")
-        assert read(tmp_path, text).job.method == method, estimator
+        found = read(tmp_path, text)
+        assert found.job.method == method, estimator
+        assert any("counted as grpo" in each for each in found.warnings) is (estimator == "mine")
 
 
 def test_a_critic_on_cards_of_the_policy_alone_is_a_bound(tmp_path: Path) -> None:

@@ -161,7 +161,10 @@ def _image(dialect: Dialect) -> tuple[dict[str, Any], str]:
         return {"per_example": 1, "width": seen, "height": seen}, tower
     room = room_of(keys.draft)
     if side and (packed or tiles):
-        tokens, count = (keys.whole(side) or 448) ** 2 // SIDE**2, keys.whole(tiles) or 1 if tiles else 1
+        size, count = keys.whole(side) or 448, keys.whole(tiles) or 1 if tiles else 1
+        if size < SIDE:
+            raise keys.settings.error(side, f"no token fits into {size} pixels", "write the pixels of a tile's side")
+        tokens = size**2 // SIDE**2
         if packed and many and keys.has(packed):
             return {"per_example": keys.whole(many), "tokens": tokens}, many
         count = max(1, min(count + bool(thumbnail and count > 1), room // tokens))

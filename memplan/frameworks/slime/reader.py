@@ -49,6 +49,10 @@ HARMLESS = words(
 )
 
 
+ESTIMATORS = words("grpo gspo cispo reinforce_plus_plus reinforce_plus_plus_baseline on_policy_distillation")
+"""Of ``advantage_estimator``, without a critic (utils/arguments.py)."""
+
+
 def recognise(document: Document) -> tuple[str, ...]:
     """``train.py`` with the number of the actor's GPUs."""
     text = document.text
@@ -122,6 +126,9 @@ def _read(keys: Keys, own: Settings) -> None:
     estimator = keys.text("advantage_estimator") or "grpo"
     supervised = (keys.text("loss_type") or "policy_loss") == "sft_loss"
     method = "sft" if supervised else "ppo" if estimator == "ppo" else "grpo"  # the others have no critic
+    if method == "grpo" and estimator not in ESTIMATORS:
+        where = keys.settings.where("advantage_estimator")
+        draft.remarks.append(f"{where}: {estimator[:30]} is counted as grpo: the file describes no critic")
     keys.put("method", method, "loss_type", "advantage_estimator")
     _model(keys)
     if not keys.has("seq_length") and "sequence_length" not in draft.given:
