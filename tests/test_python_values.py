@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memplan.errors import InvalidJob
 from memplan.frameworks.asking import one_hint
 from memplan.frameworks.reading import read_target
 from memplan.spec.reading import JobInput
@@ -299,3 +300,31 @@ def test_rows_that_are_cut_in_pieces(tmp_path: Path) -> None:
         + "Trainer(model=AutoModelForCausalLM.from_pretrained(ID), args=args, train_dataset=data.map(group)).train()\n"
     )
     assert read(tmp_path, text).job.sequence_length == 320
+
+
+FEW_BITS = """\
+from peft import prepare_model_for_kbit_training
+from transformers import BitsAndBytesConfig
+model = AutoModelForCausalLM.from_pretrained(ID, quantization_config=BitsAndBytesConfig(load_in_4bit=True),
+                                             attn_implementation="flash_attention_2")
+model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=8, target_modules=["q_proj"]))
+"""
+CAPPED = "model = AutoModelForCausalLM.from_pretrained('google/gemma-2-9b', attn_implementation='sdpa')\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "bf16", "kernel"), [(CAPPED, True, "eager"), (FEW_BITS, False, "sdpa"), (FEW_BITS, True, "flash")]
+)
+def test_an_attention_that_runs_otherwise_than_asked_for_is_counted_from_above(
+    tmp_path: Path, model: str, bf16: bool, kernel: str
+) -> None:
+    args = ARGS.format("").replace("bf16=True", f"bf16={bf16}")
+    given = read(tmp_path, f"{LENGTH}{args}{model}Trainer(model=model, args=args).train()\n")
+    assert (given.job.attention, [each.above for each in given.unread]) == (kernel, [True] * (kernel != "flash"))
+
+
+def test_a_head_that_is_no_language_models_is_refused(tmp_path: Path) -> None:
+    start = "from transformers import LongformerConfig, LongformerForMaskedLM\n"
+    model = "model = LongformerForMaskedLM(LongformerConfig())\n"
+    with pytest.raises(InvalidJob, match="a head for MaskedLM"):
+        read(tmp_path, f"{start}{LENGTH}{ARGS.format('')}{model}Trainer(model=model, args=args).train()\n")

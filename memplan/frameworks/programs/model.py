@@ -16,7 +16,7 @@ from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.quantised import NAMED, put_quantisation
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.unsloth import put_defaults, put_unsloth
-from memplan.frameworks.programs.values import OPTION, Ref, Thing, Unknown, plain, truth
+from memplan.frameworks.programs.values import OPTION, Place, Ref, Thing, Unknown, plain, truth
 from memplan.units import words_of
 
 HEADS = re.compile(r"MaskedLM|ImageClassif|CTC|Speech|Audio|Detection|Segmentation")
@@ -120,6 +120,8 @@ def _unknown(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: Dr
     text = (
         f"an object of {model.own.node.name}, the program's own" if own else getattr(model, "text", "not in the text")
     )
+    if isinstance(model, Thing) and (other := HEADS.search(model.last)):  # LongformerForMaskedLM(config)
+        raise _no_language_model(place, other.group())
     gathered.add("model_name_or_path", Unknown(text, place), place)
     head = OWN_HEADS.search(text) if TRAINERS[trainer.last] != "reward" else None
     if head:
@@ -214,8 +216,7 @@ def _class(thing: Thing, trainer: Thing, draft: Draft) -> None:
     auto = thing.values.get("auto_model")
     full = f"{name} {auto.last if isinstance(auto, Ref) else ''}"
     if head := HEADS.search(full):
-        hint = "memplan counts language models, their rewards and their preferences"
-        raise NotKnown(f"{thing.place}: a head for {head.group()} is not modelled", hint)
+        raise _no_language_model(thing.place, head.group())
     small = SMALL.search(full)
     if small and not (method == "reward" or ("SequenceClassification" in name and method == "ppo")):
         why = f"a head for {small.group()} is counted as no less than the language model's and its loss"
@@ -223,6 +224,11 @@ def _class(thing: Thing, trainer: Thing, draft: Draft) -> None:
         draft.finishers["head"] = _without_head
     if thing.values.get("compile"):
         draft.put("compile", True, Origin(FILE, f"{thing.places['compile']}: torch.compile"))
+
+
+def _no_language_model(place: Place, head: str) -> NotKnown:
+    hint = "memplan counts language models, their rewards and their preferences"
+    return NotKnown(f"{place}: a head for {head} is not modelled", hint)
 
 
 HEADS_OF_CLASSES = words("score classifier classification_head qa_outputs")

@@ -45,6 +45,8 @@ SETTINGS = re.compile(r"(Config|Arguments|Args|arguments)$")
 OF_UNSLOTH = "0.23"
 """The newest TRL that Unsloth takes (unsloth 2025.10 pyproject.toml: trl<=0.23.0): its logits are whole."""
 LAST_WITHOUT_SDPA = max(map(version_key, SDPA_SINCE.values()))
+CAPPED = ("gemma2",)
+"""Families whose attention caps its scores."""
 GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
 """Names of TRL's that went, and the last version that had them."""
 OF_SCRIPTS = {name for name, _, _ in ROWS}
@@ -90,7 +92,6 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     old = since < ((5,) if package == "transformers" else (0, 27))
     beneath = pins.get("transformers") or pinned(path, "transformers")[0] if package == "trl" else ""
     old = version_key(beneath) < (5,) if beneath else old
-    draft.finishers["sdpa"] = partial(_before_sdpa, beneath or (version if package == "transformers" else ""))
     _other_arguments(gathered, arguments, package, trainer, draft)
     model = loaded_by_trainer(model, trainer, arguments, gathered)
     put_model(model, trainer, gathered, run, draft, old=old)
@@ -103,6 +104,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _read(gathered, method, trainer, draft)
     put_kept_logits(trainer, found, arguments, draft)
     gathered.mark(draft)
+    draft.finishers["sdpa"] = partial(_before_sdpa, beneath or (version if package == "transformers" else ""))
     if unsloth and package == "trl" and "trainer_version" not in draft.said:
         version = OF_UNSLOTH
         draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))
@@ -214,8 +216,18 @@ def _version(
 
 
 def _before_sdpa(version: str, draft: Draft) -> None:
-    """A class that has no SDPA in the version of transformers beneath the trainer takes eager attention."""
+    """A class that has no SDPA in the version of transformers beneath the trainer takes eager attention; one that caps
+    its scores runs SDPA without the cap where a program asks for it (transformers 4.48 on, sdpa_attention_forward), and
+    flash casts the fp32 of a base prepared for few bits (modeling_flash_attention_utils.py)."""
     given = draft.said
+    asked, why = given.get("attention") if "attention" not in draft.given else None, ""
+    if asked == "sdpa" and family_of(given) in CAPPED:
+        kernel, why = "eager", "sdpa leaves out what caps its scores: eager is counted, which takes more"
+    elif asked == "flash" and given.get("kbit_upcast") and given.get("autocast") is False:
+        kernel, why = "sdpa", "flash casts what comes in fp32 to 16 bits: sdpa in fp32 is counted, which takes more"
+    if why:
+        draft.values["attention"] = kernel
+        draft.bound("attn_implementation", draft.origins["attention"].text.rpartition(": ")[0], why, "attention")
     if "attention" in given or not () < version_key(version) < LAST_WITHOUT_SDPA:
         return
     family = family_of(given)
