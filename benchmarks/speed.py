@@ -1,12 +1,19 @@
-"""Time of estimates inside one process: CPU milliseconds on one core.
+"""Time of estimates inside one process: CPU milliseconds on one core; with --check, of one call of ``memplan check``.
 
 The first lines are medians over jobs that differ, so that no cache answers. A search is told apart: many ways to run
 one model, priced by ``memplan.reporting.peak`` (the meters, phases and verdict of a report, to the byte),
 resolved once for each combination of everything but the batch, and varied by ``Recipe.with_batch``.
+
+--check FILE-OR-FOLDER …: CPU time of all processes of the call, start included, a file that it answers; and the same
+where every step is played (--play).
 """
 
 import argparse
+import json
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -73,12 +80,31 @@ def search() -> None:
         print(f"{'  the median plan':50} {times[len(times) // 2]:8.3f} ms")
 
 
+def check(paths: list[str]) -> None:
+    """One call over the files, and one more that plays every step."""
+    command = [sys.executable, "-m", "memplan", "check", *paths, "--gpu", "h100-80gb", "--num-gpus", "8", "--json"]
+    for title, more in (("memplan check", []), ("memplan check --play", ["--play"])):
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        found = json.loads(subprocess.run([*command, *more], capture_output=True, text=True, check=False).stdout)
+        after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - start
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        files, played = len({each["file"] for each in found}), sum(each["played"] for each in found)
+        each = seconds / max(1, files) * 1000
+        print(
+            f"{title:50} {each:8.0f} ms  {files:,} files, {played:,} played; {seconds:.1f} s, {wall:.1f} s on the clock"
+        )
+
+
 def main() -> None:
     """Print one line a kind of call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", type=int, default=200, help="calls of each kind")
     parser.add_argument("--no-search", action="store_true", help="leave the search out")
+    parser.add_argument("--check", nargs="+", metavar="PATH", help="time a check of these files or folders instead")
     arguments = parser.parse_args()
+    if arguments.check:
+        check(arguments.check)
+        return
     count = arguments.n
     recipes = [resolve(read_job({**JOB, "sequence_length": 4000 + i})) for i in range(count)]
     memplan.estimate(JOB)

@@ -1,19 +1,17 @@
 """Ledger -> Report: the peak, the three meters, the verdict."""
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.engine.allocator.reserved import Band, Seek
+from memplan.engine.allocator.reserved import Band, Play
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.ledger import Ledger
-from memplan.engine.phases.first_step import first_step_totals
-from memplan.engine.phases.registry import FIRST_STEP
-from memplan.engine.ranks import RankClass, leading_classes, ledger_of, rank_classes, totals_of_rank, trained_elements
+from memplan.engine.ranks import trained_elements
 from memplan.engine.totals import Totalled
 from memplan.generated import Engine, Host, as_engine
-from memplan.meters import Totals, judge, measure, with_play
-from memplan.moments import Beside, LedgerRows, beside, engine_row, first_crossing, moments_of, most_of, phase_of
+from memplan.meters import Totals, judge
+from memplan.moments import LedgerRows, engine_row, first_crossing, moments_of, most_of
+from memplan.priced import Priced, played, price, surely
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
@@ -29,13 +27,12 @@ from memplan.report import (
     Report,
     Verdict,
 )
-from memplan.rollout.instants import GENERATE
-from memplan.rollout.together import Joint, asleep_in, engine_of, joint, processes_at, shown, start
+from memplan.rollout.together import asleep_in, engine_of, processes_at, shown
 from memplan.spec.recipe import Recipe
 from memplan.tables.generation import PROCESS_MOST, RAY_KILLS
 
 
-def _verdict(fullest: "Priced", recipe: Recipe, host: Host) -> Verdict | None:
+def _verdict(fullest: Priced, recipe: Recipe, host: Host) -> Verdict | None:
     """On the card; no where the node's memory is short or the engine does not start; unknown for another job."""
     if recipe.hardware.gpu is None:
         return None
@@ -48,77 +45,6 @@ def _verdict(fullest: "Priced", recipe: Recipe, host: Host) -> Verdict | None:
     known = "tight" if known == "yes" and (host.crowded or (found is not None and found.may_fail)) else known
     doubt = recipe.provenance.unclear or fullest.refused or (known == "no" and recipe.provenance.bounded)
     return replace(verdict, fits="unclear" if doubt else known)
-
-
-class Priced(NamedTuple):
-    """A class of ranks, its ledger and its meters."""
-
-    of: RankClass
-    ledger: Ledger | Totalled
-    meters: Totals
-    beside: Beside
-    """The phases beside the step."""
-    joint: Joint | None = None
-    """Trainer and engine over a step, where something generates."""
-
-    @property
-    def to_fit(self) -> Band:
-        """What the card must hold, of all processes and phases."""
-        return most_of(self.joint.to_fit if self.joint else self.meters.to_fit, self.beside)
-
-    @property
-    def device(self) -> Band:
-        """What the card holds at the worst instant of the step, in all processes."""
-        return self.meters.device if self.joint is None else self.joint.device
-
-    @property
-    def why_not(self) -> str:
-        """Why the engine does not start."""
-        return self.joint.why_not[0] if self.joint is not None else ""
-
-    @property
-    def refused(self) -> str:
-        """Why nothing is known of the engine."""
-        return self.joint.start.refused if self.joint is not None else ""
-
-    @property
-    def peak_instant(self) -> str:
-        """The first instant with the largest expected figure."""
-        return self.ledger.schedule[self.meters.totals.index(self.meters.allocated.expected)]
-
-    @property
-    def phases(self) -> dict[str, int]:
-        """The most in forward, backward, step and the phases beside it; the first step where there are rows."""
-        totals, names = self.meters.totals, self.of.recipe.moments.names
-        found = {phase: max(totals[i] for i in at) for phase, at in _instants_of_phases(self.ledger.schedule)}
-        if FIRST_STEP in names and isinstance(self.ledger, Ledger):
-            found[FIRST_STEP] = max(first_step_totals(self.ledger, totals, self.of.recipe))
-        found |= {each.name: each.card[1] for each in self.beside.sums}
-        if self.joint is not None:
-            found["rollout"] = max(at.allocated for at in self.joint.instants if at.name == GENERATE)
-        return found
-
-
-@lru_cache(maxsize=256)
-def _instants_of_phases(schedule: tuple[str, ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Positions of each phase's instants, phases in the order in which they first come."""
-    phases: dict[str, list[int]] = {}
-    for i, instant in enumerate(schedule):
-        phases.setdefault(phase_of(instant), []).append(i)
-    return tuple((phase, tuple(at)) for phase, at in phases.items())
-
-
-def price(recipe: Recipe, detailed: bool = True, search: bool = False, leading: bool = False) -> list[Priced]:
-    """Every class of ranks, the fullest card first (by the expected device figure); ``detailed``: with rows;
-    ``leading``: without the classes that hold no more than another."""
-    priced = []
-    for of in leading_classes(recipe) if leading else rank_classes(recipe):
-        ledger = ledger_of(of.recipe) if detailed else totals_of_rank(of.recipe)
-        started = start(of.recipe, ledger)
-        meters = measure(ledger, of.recipe, search, started.beside_update if started else Band(0, 0, 0))
-        phases = beside(ledger, of.recipe, meters)
-        priced.append(Priced(of, ledger, meters, phases, joint(started, of.recipe, ledger, meters, phases)))
-    return sorted(priced, key=lambda each: -each.device.expected)
 
 
 def totals_of(recipe: Recipe) -> Totals:
@@ -147,7 +73,7 @@ def peak(recipe: Recipe, search: bool = False, play: bool = False) -> Peak:
     one, and only whether the job fits."""
     priced = price(recipe, detailed=False, search=search, leading=not play)
     if play:
-        priced = _played(priced, "fits")
+        priced = played(priced, "fits")
     fullest, host = priced[0], host_of(priced, recipe)
     of = fullest.meters
     verdict = _verdict(fullest, recipe, host)
@@ -179,14 +105,18 @@ def _on_host(ledger: Ledger | Totalled) -> int:
     return max(map(sum, zip(*meters, strict=True)), default=0)
 
 
-def build_report(recipe: Recipe, play: Seek | None = False) -> Report:
+def build_report(recipe: Recipe, play: Play = False) -> Report:
     """The report of one recipe, without remedies and cards, which a search adds.
 
     ``play``: the reserved meter from the simulated allocator; None: and what the job needs only where it is near the
-    card's limit; "fits": and there only whether it fits; False: from the band that searches take."""
+    card's limit; "fits": and there only whether it fits; "unsure": as None, but none where it surely fits
+    without (``surely``); False: from the band that searches take."""
     priced = price(recipe)
-    if play is not False:
-        priced = _played(priced, play or False)
+    sure = surely(priced) if play == "unsure" else []
+    if sure:
+        priced = sure
+    elif play is not False:
+        priced = played(priced, False if play == "unsure" else play or False)
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant
     assert isinstance(ledger, Ledger)
@@ -241,21 +171,6 @@ def _alone(recipe: Recipe) -> Engine | None:
     if not recipe.method.generates or of is None or gpu is None:
         return None
     return as_engine(of, engine_figures(of, gpu))
-
-
-NEARLY, MOST = 0.9, 3
-"""Classes of ranks that are played: nearly as full as the fullest, and how many."""
-
-
-def _played(priced: list[Priced], seek: Seek) -> list[Priced]:
-    """With the reserved meter as the allocator has it, which decides anew what class holds most."""
-    found = []
-    for each in (each for each in priced[:MOST] if each.device.expected >= NEARLY * priced[0].device.expected):
-        meters = with_play(each.meters, each.ledger, each.of.recipe, seek)
-        started = each.joint.start if each.joint else None
-        together = joint(started, each.of.recipe, each.ledger, meters, each.beside)
-        found.append(each._replace(meters=meters, joint=together))
-    return sorted([*found, *priced[len(found) :]], key=lambda each: -each.device.expected)
 
 
 def _crossing(priced: Priced, instants: tuple[Instant, ...]) -> Crossing | None:

@@ -40,7 +40,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is copied as it stands on Linux alone")
 def test_several_processes_give_what_one_gives(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = [answer for name in files for answer in check_all(name, CARD, advise=False)]
+    alone = [answer for name in files for answer in check_all(name, CARD, advise=False, play="unsure")]
     monkeypatch.setattr(many, "MANY", 2)
     assert check_many(files, CARD, processes=2) == alone
     assert cores() >= 1
@@ -55,7 +55,7 @@ def test_what_ends_all_ends_all_in_several_processes_too(files: list[str], monke
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is copied as it stands on Linux alone")
 def test_a_process_that_is_killed_takes_no_answer_away(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = [answer for name in files for answer in check_all(name, CARD, advise=False)]
+    alone = [answer for name in files for answer in check_all(name, CARD, advise=False, play="unsure")]
     given, submit = iter(range(len(files))), ProcessPoolExecutor.submit
 
     def broken(pool: ProcessPoolExecutor, *work: Any) -> Any:
@@ -87,10 +87,24 @@ def test_equal_jobs_are_played_once(files: list[str], monkeypatch: pytest.Monkey
     played = Mock(wraps=figures.played)
     monkeypatch.setattr(meters, "_SEEN", type(meters._SEEN)(maxlen=8))
     monkeypatch.setattr(figures, "played", played)
-    one, other, third, *_ = check_many(files, CARD)
+    one, other, third, *_ = check_many(files, CARD, play=True)
     assert played.call_count == 2
     assert (one.device_bytes, one.text) == (other.device_bytes, other.text)
     assert third.device_bytes > one.device_bytes
+
+
+def test_of_many_files_a_job_that_surely_fits_is_bounded_and_not_played(files: list[str]) -> None:
+    """The bound is of what it needs, and no verdict is another: near the limit the step is played."""
+    Path("a.yaml").write_text(JOB.format(48))
+    jobs, card = files[:3] + files[1:2], {"gpu": "24GB"}
+    bounded, played = check_many(jobs, card), [check_all(name, card, advise=False)[0] for name in jobs]
+    assert [each.fits for each in bounded] == [each.fits for each in played] == ["yes"] * 4
+    assert [(each.played, each.at_most) for each in bounded] == [(True, False), *[(False, True)] * 3]
+    assert (bounded[0], all(each.played for each in played)) == (played[0], True)
+    for least, most in zip(played[1:], bounded[1:], strict=True):
+        assert most.text.startswith("fits 24GB: at most ")
+        assert 0 < most.headroom_bytes < least.headroom_bytes
+    assert all(each.played for each in check_many(jobs, card, play=True))
 
 
 def test_a_folder_tells_its_trainings_and_the_rest_in_one_line(files: list[str]) -> None:

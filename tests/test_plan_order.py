@@ -17,7 +17,8 @@ from memplan.planner.axes import LEANEST
 from memplan.planner.candidates import accumulation_class, depends_on_batch, stays_gathered
 from memplan.planner.pricing import FREE, Pricing
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, REFERENCES
-from memplan.reporting import host_of, peak, price
+from memplan.priced import price
+from memplan.reporting import host_of, peak
 from memplan.resolve import resolve
 from memplan.spec.allocator import Allocator
 from memplan.spec.reading import read_job

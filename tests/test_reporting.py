@@ -10,8 +10,9 @@ from memplan.engine.allocator.reserved import Band
 from memplan.engine.ledger import Ledger
 from memplan.meters import _beside, judge, measure, of_assumed_layers
 from memplan.moments import LedgerRows, phase_of
+from memplan.priced import price
 from memplan.report import Found, plain
-from memplan.reporting import _on_host, build_report, peak, price, totals_of
+from memplan.reporting import _on_host, build_report, peak, totals_of
 from memplan.resolve import resolve
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import read_job

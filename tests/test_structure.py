@@ -52,6 +52,7 @@ LAYERS = (
     "meters",  # allocated, reserved, device
     "moments",  # the phases beside the steady step
     "rollout",  # trainer and engine over one RL step
+    "priced",  # its meters, phases and processes
     "reporting",  # Ledger -> Report
     "timeline",  # Report -> curves
     "lengths",  # batches drawn from the lengths of a data set

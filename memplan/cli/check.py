@@ -42,6 +42,7 @@ def parameters() -> list[Parameter]:
         option("force", bool, "--force"),
         option("quiet", bool, "--quiet", "-q"),
         option("skip_others", bool, "--skip-others"),
+        option("play", bool, "--play"),
         option("log", str, "--log", metavar="FILE"),
     ]
 
@@ -73,7 +74,7 @@ def check(values: Mapping[str, Any]) -> int:
     keys |= {"model": model} if model is not None else {}
     beside, framework, others = values.get("with_") or (), values.get("framework") or "", not values.get("skip_others")
     quiet = form == "text" and bool(values.get("quiet"))
-    found = check_many(files, keys, beside, framework, others, not quiet, cores())
+    found = check_many(files, keys, beside, framework, others, not quiet, cores(), True if values.get("play") else None)
     for path, its_form in reports.items():
         write_report(path, written(found, its_form), bool(values.get("force")))
     text = written([each for each in found if each.exit_code] if quiet else found, form, quiet)

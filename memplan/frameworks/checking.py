@@ -2,10 +2,11 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
+from memplan.engine.allocator.reserved import SURELY_FITS, Play
 from memplan.errors import (
     EXIT_BUG,
     EXIT_DOES_NOT_FIT,
@@ -18,8 +19,9 @@ from memplan.errors import (
     UsageError,
 )
 from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
+from memplan.frameworks.assumed import assumed
 from memplan.frameworks.documents import Document
-from memplan.frameworks.draft import UNTIL, NotKnown
+from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.folders import is_training, launcher_alone
 from memplan.frameworks.larger import on_its_own, spread, unshared
 from memplan.frameworks.local_models import question
@@ -27,7 +29,7 @@ from memplan.frameworks.reading import as_started, documents_of, framework_of, r
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
-from memplan.spec.reading import LEFT_OUT, JobInput, with_changes, without
+from memplan.spec.reading import JobInput, with_changes, without
 from memplan.units import format_bytes
 
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
@@ -57,6 +59,7 @@ class Checked:
     """What nvidia-smi is expected to show, of what was understood."""
     usable_bytes: int = 0
     headroom_bytes: int = 0
+    """Usable bytes less what is needed of them; at least so much where that is a bound (``at_most``)."""
     missing_bytes: int = 0
     """By how much it is short: what must go before the high figure fits with the margin."""
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +75,11 @@ class Checked:
     """Where it does not fit, the first change with which it does."""
     write: tuple[str, ...] = ()
     """What to write for it, in the file's own words."""
+    played: bool = False
+    """Its step went through the allocator's rules, request by request; else the figures are of a band."""
+    at_most: bool = False
+    """What it needs, in the sentence and in headroom_bytes, is a bound: of a key counted from above, or, in a call of
+    many files, of a job whose bound surely fits, so that its step is not played (--play does)."""
     name: str = ""
     """``train.sh:40`` of a script with several trainings; not in JSON, where ``line`` says it."""
 
@@ -92,10 +100,12 @@ def check_all(
     framework: str = "",
     others: bool = True,
     advise: bool = True,
+    play: Play = None,
 ) -> list[Checked]:
     """One file under the options: an answer for each training in it, one at least. ``others``: a file that is no
     training config is an error, in place of being skipped. ``advise``: a remedy is looked for, which takes a second or
-    more a file that does not fit. Raises UsageError where no card is named; what is wrong with a file is returned."""
+    more a file that does not fit. ``play``: as of ``build_report``. Raises UsageError where no card is named; what is
+    wrong with a file is returned."""
     found = _guarded(path, lambda: list(documents_of(path)))
     document = None if isinstance(found, Checked) else found[0]
     if not others and os.path.isfile(path) and not is_training(path, document):
@@ -103,11 +113,17 @@ def check_all(
     if isinstance(found, Checked):
         return [found]
     named = len(found) > 1 or found[0].path != path
-    return [_check(document, named, options, beside, framework, advise) for document in found]
+    return [_check(document, named, options, beside, framework, advise, play) for document in found]
 
 
 def _check(
-    document: Document, named: bool, options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool
+    document: Document,
+    named: bool,
+    options: Mapping[str, Any],
+    beside: Sequence[str],
+    framework: str,
+    advise: bool,
+    play: Play,
 ) -> Checked:
     """One training."""
     path = document.path
@@ -119,7 +135,8 @@ def _check(
 
         def answer(given: JobInput) -> Checked:
             given = at_longest(given)
-            report = with_lengths(given, build_report(resolve(given), None))
+            seek = None if play == "unsure" and given.job.lengths is not None else play  # whose runs are about the need
+            report = with_lengths(given, build_report(resolve(given), seek))
             if report.verdict is None:
                 raise _NoCard
             return _answer(path, given, report, advise)
@@ -212,14 +229,16 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     """What is said of a file that was read."""
     assert report.verdict is not None
     verdict, device = report.verdict, report.per_gpu.device_bytes
-    room, gpus = verdict.headroom_bytes, int(report.job.get("num_gpus") or 1)
+    bound = report.per_gpu.reserved_bytes.why_not_played == SURELY_FITS
+    room = verdict.usable_bytes - verdict.high_bytes if bound else verdict.headroom_bytes
+    gpus = int(report.job.get("num_gpus") or 1)
     short = f"short by {format_bytes(verdict.missing_bytes)}" if verdict.missing_bytes else "short of memory elsewhere"
     more = f", up to {format_bytes(verdict.missing_bytes)} too much" if verdict.missing_bytes else ""
     left = short if verdict.fits == "no" else f"{format_bytes(room)} free{more}"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
-    most = "at most " if any(each.above and each.decides for each in given.unread) else ""
+    at_most = bound or any(each.above and each.decides for each in given.unread)
     needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
-    needs = f"{most}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
+    needs = f"{'at most ' if at_most else ''}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
     hint, where = "", given.origins.get("batch_size", "")
     if report.unclear:
         text = f"unclear: {report.unclear}; without that {needs} on {cards}"
@@ -252,7 +271,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         room,
         verdict.missing_bytes,
         report.job,
-        tuple(_assumed(given, report)),
+        tuple(assumed(given, report)),
         tuple(
             {"key": each.key, "where": each.where, "why": each.why, "decides": each.decides} for each in given.unread
         ),
@@ -261,28 +280,9 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         EXIT_CODES.get(verdict.fits, EXIT_DONE),
         remedy=remedy,
         write=write,
+        played=report.per_gpu.reserved_bytes.played,
+        at_most=at_most,
     )
-
-
-HOW_MANY = ("sequence_length", "images", "batch_size", "eval_batch_size")
-DECIDING = ("method", "model", "gpu", "num_gpus", *HOW_MANY, "sharding")
-
-
-def _assumed(given: JobInput, report: Report) -> Iterator[str]:
-    """What decides memory and is nobody's word: 'sequence_length 1024 (TRL 1.16: max_length 1024)'."""
-    for key in DECIDING:
-        alone = key == "sharding" and report.job.get("num_gpus") == 1
-        if report.sources.get(key) not in ("file", "option") and report.job.get(key) is not None and not alone:
-            cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
-            whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
-            yield f"{key} {report.job[key]} ({whose})"
-    for key, origin in given.origins.items():
-        if UNTIL in origin and report.sources.get(key) not in ("file", "option"):
-            yield f"{key} {report.job[key]} ({origin})"
-    yield from (f"without {each.key} (--without)" for each in given.unread if each.why == LEFT_OUT)
-    short = report.verdict is not None and report.verdict.fits == "no"
-    if short and given.job.lengths is None and report.job.get("completion_length"):
-        yield "lengths at their longest (each prompt and answer as long as the file lets it be: shorter ones take less)"
 
 
 def placed(text: str, path: str) -> tuple[int, str]:

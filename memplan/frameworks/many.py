@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from memplan.engine.allocator.reserved import Play
 from memplan.errors import EXIT_USAGE
 from memplan.frameworks.checking import NO_CONFIG, Checked, check_all
 from memplan.frameworks.folders import files_of, is_training, may_train
@@ -18,7 +19,7 @@ File = tuple[str, bool]
 """A file, and whether it is an error there that it is no training config."""
 MOST_NAMED = 3
 MOST_ADVISED = 3
-"""Files at once for which remedies are looked for: of more, one by itself."""
+"""Files at once for which remedies are looked for, and every step is played: of more, one by itself."""
 MOST_PROGRAMS = 300
 """Of a folder without configs and scripts that are looked into."""
 MANY = 40
@@ -36,9 +37,11 @@ def check_many(
     others: bool = True,
     advise: bool = True,
     processes: int = 1,
+    play: Literal[True] | None = None,
 ) -> list[Checked]:
     """The answers of files, and of what lies in folders. ``others``: a file that is no training config is an error, in
-    place of being skipped; of a folder it is told with its like. ``processes``: as many at most."""
+    place of being skipped; of a folder it is told with its like. ``processes``: as many at most. ``play``: True
+    asks for the least that each job needs; None: steps are played, of many files only of jobs not sure to fit."""
     texts_of.cache_clear()  # a project's, which its files share
     folders = {path: files_of(path) for path in paths if os.path.isdir(path)}
     kept = {os.path.normpath(path) for path in beside}
@@ -47,7 +50,8 @@ def check_many(
     trainings = (
         files if not folders or len(files) > MANY else [file for file in files if file[1] or is_training(file[0])]
     )
-    work = partial(_answers, options, beside, framework, advise and len(trainings) <= MOST_ADVISED)
+    few = len(trainings) <= MOST_ADVISED
+    work = partial(_answers, options, beside, framework, advise and few, play or (None if few else "unsure"))
     answers = iter(_by_several(work, files, processes))
     found: list[Checked] = []
     for path in paths:
@@ -84,9 +88,9 @@ def cores() -> int:
 
 
 def _answers(
-    options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool, file: File
+    options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool, play: Play, file: File
 ) -> list[Checked]:
-    return check_all(file[0], options, beside, framework, file[1], advise)
+    return check_all(file[0], options, beside, framework, file[1], advise, play)
 
 
 def _by_several(work: Callable[[File], list[Checked]], files: Sequence[File], processes: int) -> list[list[Checked]]:

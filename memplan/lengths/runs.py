@@ -13,7 +13,7 @@ from memplan.lengths.batches import Batches, batches
 from memplan.lengths.distribution import longest_of
 from memplan.lengths.playing import played
 from memplan.meters import Totals, with_play
-from memplan.reporting import price
+from memplan.priced import price
 from memplan.resolve import resolve
 from memplan.spec.lengths import Lengths
 from memplan.spec.reading import JobInput, with_changes

@@ -14,7 +14,7 @@ from memplan.planner.result import Rejected
 from memplan.planner.search import nearest
 from memplan.planner.space import LAYOUT, Space, divided_sequences, megatron_trainer
 from memplan.planner.words import layout_name, plan_name
-from memplan.reporting import price
+from memplan.priced import price
 from memplan.tables.trainers import find_trainer
 from memplan.units import format_bytes
 

@@ -10,7 +10,8 @@ from memplan.engine.generation.figures import Figures, engine_figures
 from memplan.engine.generation.kv import layout
 from memplan.errors import InvalidJob
 from memplan.generated import Share
-from memplan.reporting import Peak, peak, price
+from memplan.priced import price
+from memplan.reporting import Peak, peak
 from memplan.spec.generation import Generator
 from memplan.spec.recipe import Recipe
 

@@ -16,6 +16,10 @@ from memplan.units import MiB, round_up
 Seek = bool | Literal["fits"]
 """Of a play, whether the least that the job needs is looked for: always (True), near the card's limit (False), or there
 only whether it is comfortable on the card, or runs on it."""
+Play = Seek | Literal["unsure"] | None
+"""How a report is made (``reporting.build_report``)."""
+SURELY_FITS = "it fits by the most that a play of it may need"
+"""Why no step is played of a job that surely fits (``priced.surely``)."""
 SEGMENT_BYTES = 2 * MiB
 
 
