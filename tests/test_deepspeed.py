@@ -137,8 +137,8 @@ def weights(*sizes: int, copies: int = 1) -> tuple[Weight, ...]:
 
 
 def test_flat_buffers_are_padded_to_two_elements_a_rank() -> None:
-    found = recipe_of(zero_stage=2)
-    group = groups_of(found, weights(1001, 22), ranks=4)[0]
+    found = recipe_of(zero_stage=2, num_gpus=4)
+    group = groups_of(found, weights(1001, 22))[0]
     assert (group.elements, group.flat, group.partition) == (1023, 1024, 256)
 
 

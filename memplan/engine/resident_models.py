@@ -129,7 +129,7 @@ def enter_residents(ledger: Ledger, recipe: Recipe) -> None:
                 elements * itemsize,
                 place="host" if model.sharded and recipe.sharding.fsdp.cpu_offload else "gpu",
             ).formula(f"elements{f' / {shards} ranks' if shards > 1 else ''} × bytes", elements, itemsize).since(
-                _why(model, shards), "MEMORY_ESTIMATION.md, reference and other models"
+                _why(shards), "MEMORY_ESTIMATION.md, reference and other models"
             )
 
 
@@ -158,7 +158,7 @@ def by_itemsize(recipe: Recipe, model: Resident, weights: list[Weight]) -> dict[
     return found
 
 
-def _why(model: Resident, shards: int) -> str:
+def _why(shards: int) -> str:
     if shards > 1:
         return "frozen weights, split over the ranks as the policy's are"
     return "frozen weights, a full replica on every rank"

@@ -25,14 +25,14 @@ def layer_of_connections(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     with p.tape.at("attention"):
         post, comb, collapsed = connection(p, layer, of_mixer, x)
         out, weights = mix(p, layer.mixer, norm(p, layer.norms[0], collapsed, "h"))
-        hidden = expanded(p, layer, x, out, post, comb)
+        hidden = expanded(p, x, out, post, comb)
         del out
     with p.tape.at("feed-forward"):
         held = [post, comb, collapsed]
         post, comb, collapsed = connection(p, layer, of_feed_forward, hidden)
         held.clear()
         fed = feed_forward(p, layer.feed_forward, norm(p, layer.norms[1], collapsed, "h"))
-        result = expanded(p, layer, hidden, fed, post, comb)
+        result = expanded(p, hidden, fed, post, comb)
     del weights  # ``_`` of ``self.self_attn(…)`` (DeepseekV4DecoderLayer.forward)
     return result
 
@@ -146,7 +146,7 @@ def outer(tape: Tape, a: Tensor, b: Tensor, dim: Dim, label: str) -> Tensor:
     return tape.new(dim, itemsize, label, node)
 
 
-def expanded(p: Pass, layer: Layer, x: Tensor, out: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+def expanded(p: Pass, x: Tensor, out: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """``post * out + combᵀ @ streams``."""
     tape, size = p.tape, x.itemsize
     spread = outer(tape, ops.cast(tape, post, size, WEIGHTS), out, x.dim, STREAMS)

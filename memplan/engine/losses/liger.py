@@ -3,7 +3,7 @@
 from functools import partial
 
 from memplan.engine.layers.modules import Pass
-from memplan.engine.losses.scored import Scored, sizes
+from memplan.engine.losses.scored import Scored, made_in_forward, sizes
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim
@@ -39,9 +39,7 @@ def liger(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
         del casts
     del logits, losses
 
-    kept = (grad_input, grad_weight)
-    node = tape.node((hidden, weight), kept, lambda t, g: kept)
-    return tape.new(Dim("1", 1), ops.FP32, "loss", node)
+    return made_in_forward(tape, (hidden, weight), (grad_input, grad_weight))
 
 
 def foak_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
@@ -69,9 +67,7 @@ def foak_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tenso
         scaled = tape.new(part, itemsize, "scaled gradient of a chunk", category="logits")
         tape.new(Dim("chunk·h", rows * width), itemsize, "hidden gradient of a chunk")
     del losses, logits, scaled  # locals of ``fused_linear_cross_entropy_forward``
-    kept = (grad_input, grad_weight)
-    node = tape.node((source, weight), kept, lambda t, g: kept)
-    return tape.new(Dim("1", 1), ops.FP32, "loss", node)
+    return made_in_forward(tape, (source, weight), (grad_input, grad_weight))
 
 
 def _product_of_chunk(tape: Tape, part: Dim, weight: Param, itemsize: int) -> Tensor:
@@ -134,9 +130,7 @@ def liger_preference(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> 
     shifted.clear()
     if result is None:
         return tape.new(Dim("1", 1), ops.FP32, "loss")
-    grads = (result, total)
-    node = tape.node((hidden, weight), grads, lambda t, g: grads)
-    return tape.new(Dim("1", 1), ops.FP32, "loss", node)
+    return made_in_forward(tape, (hidden, weight), (result, total))
 
 
 ROWS, COLUMNS = 2048, 4096

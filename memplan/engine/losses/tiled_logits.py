@@ -4,7 +4,7 @@ deepspeed 0.19 runtime/sequence_parallel/ulysses_sp.py: TiledFusedLogitsLoss, ar
 a tile; as many tiles as leave at most 1 GiB of fp32 logits in each (as its tutorial counts them)."""
 
 from memplan.engine.layers.modules import Pass
-from memplan.engine.losses.scored import Scored, sizes
+from memplan.engine.losses.scored import Scored, made_in_forward, sizes
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim
@@ -40,6 +40,4 @@ def tiled_logits(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tens
             of_weight = of_weight or made
             del made  # added to what is there
         del of_logits, piece
-    kept = (of_hidden, of_weight)
-    node = tape.node((hidden, weight), kept, lambda t, g: kept)
-    return tape.new(Dim("1", 1), ops.FP32, "loss", node)
+    return made_in_forward(tape, (hidden, weight), (of_hidden, of_weight))

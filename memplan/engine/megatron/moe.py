@@ -109,12 +109,12 @@ def _crosses(s: Shape) -> bool:
 
 def _held_over_experts(s: Shape, way: Routed) -> tuple[Held, ...]:
     """The layer's local variables: tokens as they were sent, and as they came where they are sorted anew."""
-    sent = _gathered(s, way) if s.settings.moe_token_dispatcher_type == "allgather" else _sent(s, "sent tokens", way)
+    sent = _gathered(s) if s.settings.moe_token_dispatcher_type == "allgather" else _sent(s, "sent tokens", way)
     came = (_received(s, "received tokens, unsorted", way),) if _sorts(s, way) and _crosses(s) else ()
     return (sent, *came)
 
 
-def _gathered(s: Shape, way: Routed) -> Held:
+def _gathered(s: Shape) -> Held:
     ranks = s.expert * s.expert_tensor
     return Held("tokens of all ranks, gathered", "ranks·t·h·e", (ranks, s.local, s.hidden, s.itemsize))
 

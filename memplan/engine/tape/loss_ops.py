@@ -8,11 +8,11 @@ from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
 
-def log_softmax(tape: Tape, x: Tensor, label: str, to_fp32: bool = False) -> Tensor:
+def log_softmax(tape: Tape, x: Tensor, label: str) -> Tensor:
     """Saves its result; under autocast it reads a converted fp32 copy, or fp16 as it is (``half_to_float``)."""
     if tape.autocast and tape.half_to_float:
         return softmax_of_half(tape, x, label)
-    source = cast(tape, x, FP32, "logits in fp32") if to_fp32 or tape.autocast else x
+    source = cast(tape, x, FP32, "logits in fp32") if tape.autocast else x
     return unary(tape, source, label, saves="result")
 
 

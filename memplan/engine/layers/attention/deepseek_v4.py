@@ -32,7 +32,7 @@ def compressed_attention(p: Pass, mixer: CompressedAttention, x: Tensor) -> tupl
     entries, masks = None, []  # type: ignore[var-annotated]
     if mixer.compress != "none":
         entries, masks = compressed(p, mixer, x, latent)
-        kv = _joined(p, mixer, kv, entries)
+        kv = _joined(p, kv, entries)
     out, weights = _eager(p, mixer, q, kv, mixer.entries(p.length))
     out = turned(p, mixer, out, mixer.head_dim, OUT)
     groups = seen(tape, ops.copy(tape, out, OUT))
@@ -42,7 +42,7 @@ def compressed_attention(p: Pass, mixer: CompressedAttention, x: Tensor) -> tupl
     return result, weights
 
 
-def _joined(p: Pass, mixer: CompressedAttention, kv: Tensor, entries: Tensor) -> Tensor:
+def _joined(p: Pass, kv: Tensor, entries: Tensor) -> Tensor:
     """Keys of every token, then the compressed ones: autocast widens the narrower."""
     tape, itemsize = p.tape, max(kv.itemsize, entries.itemsize)
     parts = [ops.cast(tape, part, itemsize, KEYS) for part in (kv, entries)]

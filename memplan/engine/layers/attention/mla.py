@@ -38,7 +38,7 @@ def latent_attention(p: Pass, mixer: LatentAttention, x: Tensor) -> tuple[Tensor
     latent = norm(p, mixer.norms[-1], latent, "kl")
     q_turn, k_turn = turned(p, mixer, q_turn, k_turn)
     query = joined(p, q_pass, q_turn, q.dim)
-    key, values = expanded(p, mixer, latent, k_turn, project(p, latent, from_latent, "H·(dn+dv)", "keys and values"))
+    key, values = expanded(p, mixer, k_turn, project(p, latent, from_latent, "H·(dn+dv)", "keys and values"))
     chosen = mask = None
     if mixer.indexed:
         assert latent_query is not None
@@ -102,7 +102,7 @@ def joined(p: Pass, passes: Tensor, turns: Tensor, dim: Dim) -> Tensor:
     return ops.concatenate(tape, (passes, turns), dim, "queries")
 
 
-def expanded(p: Pass, mixer: LatentAttention, latent: Tensor, k_turn: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
+def expanded(p: Pass, mixer: LatentAttention, k_turn: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
     """``expand_kv``: keys of all heads, copied in two parts into one tensor; values are a view of the projection."""
     tape, heads = p.tape, mixer.num_heads
     k_pass, values = ops.cut(tape, both, (p.dim("H·dn", heads * mixer.nope), p.dim("H·dv", heads * mixer.value)))

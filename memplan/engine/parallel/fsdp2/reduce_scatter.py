@@ -98,11 +98,11 @@ def enter_root_reduction(ledger: Ledger, recipe: Recipe, own: Frame, instant: st
     this takes beyond what the layers' reductions have freed."""
     if own.opens or not own.root.reduced:
         unit = max(own.root, own.tail if own.opens else own.first, key=lambda unit: unit.reduced)
-        size, beyond, whole = *_reduced_alone(recipe, unit, late), 0
+        size, beyond, whole = *_reduced_alone(unit, late), 0
     else:
-        size, beyond, whole = *_reduced_alone(recipe, own.root, late), own.first.gathered
+        size, beyond, whole = *_reduced_alone(own.root, late), own.first.gathered
         then = own.first.gathered + own.root.gradients + (own.root.waiting if late else 0) - own.root.shard
-        beyond = max(beyond, sum(_reduced_alone(recipe, own.first, late)) - size - then)
+        beyond = max(beyond, sum(_reduced_alone(own.first, late)) - size - then)
     if late and recipe.accumulates:
         size, beyond, whole = max(0, size + beyond + whole - gone(own, -1)), 0, 0
     why = "reduced after the root"
@@ -111,7 +111,7 @@ def enter_root_reduction(ledger: Ledger, recipe: Recipe, own: Frame, instant: st
     reduction(ledger, "reduce-scatter output of the root", beyond, instant)
 
 
-def _reduced_alone(recipe: Recipe, unit: Unit, late: bool) -> tuple[int, int]:
+def _reduced_alone(unit: Unit, late: bool) -> tuple[int, int]:
     """The input of a reduction at the end of backward, and what its output takes beyond the gradients it replaces."""
     waiting = unit.waiting if late else unit.gradients
     last = unit.last * waiting // max(unit.gradients, 1)
