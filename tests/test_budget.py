@@ -274,13 +274,13 @@ def test_the_least_and_the_most_are_said(job: str, capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_a_plan_of_a_budget_is_emitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = tmp_path / "job.yaml"
-    keys = {**JOB, **EIGHT, "trainer": "trl", "sharding": "fsdp2", "model": "qwen2.5-0.5b"}
+    keys = {**JOB, **EIGHT, "trainer": "trl", "sharding": "fsdp2", "model": "qwen2.5-1.5b"}
     small.write_text(json.dumps(keys))
-    found = memplan.plan(keys, budget="allocated:4GiB")
+    found = memplan.plan(keys, budget="allocated:8GiB")
     assert found.budget is not None
     assert found.plans
     assert found.budget.chosen.name.startswith("every:")
-    code, text = run(capsys, str(small), "--budget", "allocated:4GiB", "--json")
+    code, text = run(capsys, str(small), "--budget", "allocated:8GiB", "--json")
     assert code == 0
     made = tmp_path / "plan.json"
     made.write_text(text)
