@@ -151,3 +151,29 @@ def test_what_an_evaluation_generates_by_makes_no_rollouts(tmp_path: Path) -> No
     assert not any("nothing bounds prompts" in line for line in longer.warnings)
     unbounded = read(tmp_path, GRPO.replace(", max_length: 1024", ""))
     assert any("no longer than the 10240 tokens" in line for line in unbounded.warnings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("path: ${actor.path}", "path: Qwen/Qwen2.5-7B", "ref.path (model)"),
+        ("path: ${actor.path}", "path: ${actor.path}\n  dtype: float32", "ref.dtype (precision)"),
+        ("backend: ${actor.backend}", 'backend: "fsdp:d2p1t2"', "ref.backend (parallelism)"),
+    ],
+)
+def test_a_reference_unlike_the_actor_is_unclear(tmp_path: Path, old: str, new: str, what: str) -> None:
+    text = GRPO.replace("kl_ctl: 0.0", "kl_ctl: 0.1")
+    head, _, ref = text.partition("ref:")
+    path = tmp_path / "train.yaml"
+    path.write_text(f"{head}ref:{ref.replace(old, new)}", encoding="utf-8")
+    found = check_file(str(path), {"gpu": "h100-80gb"})
+    assert (found.fits, what.partition(" ")[0] in found.text) == ("unclear", True), found.text
+    assert not decided(read(tmp_path, GRPO.replace(old, new)))  # without a KL term there is none
+
+
+def test_what_a_reference_scores_at_once_is_its_own(tmp_path: Path) -> None:
+    text = GRPO.replace("kl_ctl: 0.0", "kl_ctl: 0.1")
+    wide = text.replace("  path: ${actor.path}\n", "  path: ${actor.path}\n  mb_spec: {max_tokens_per_mb: 65536}\n")
+    found = read(tmp_path, wide)
+    assert (found.job.logprob_token_budget, read(tmp_path, text).job.logprob_token_budget) == (65536, None)
+    assert resolve(found)

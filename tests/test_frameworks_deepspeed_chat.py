@@ -70,3 +70,11 @@ def test_ppo_is_named(tmp_path: Path) -> None:
     text = "deepspeed main.py --actor_model_name_or_path a --actor_zero_stage 3 --critic_zero_stage 3"
     found = checked(tmp_path, text)
     assert (found.fits, found.text) == ("error", "DeepSpeed-Chat's PPO is not modelled")
+
+
+def test_evaluation_has_a_batch_of_its_own_and_dropout_is_told(tmp_path: Path) -> None:
+    assert checked(tmp_path, STEP_1).job["eval_batch_size"] == 16
+    assert checked(tmp_path, STEP_1 + "--per_device_eval_batch_size 64").job["eval_batch_size"] == 64
+    assert checked(tmp_path, STEP_1 + "--dropout 0.0").fits == "yes"
+    found = checked(tmp_path, STEP_1 + "--dropout 0.1")
+    assert (found.fits, "dropout" in found.text) == ("unclear", True)

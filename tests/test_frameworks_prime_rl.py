@@ -306,3 +306,21 @@ def test_what_is_counted_from_above_is_told_what_makes_it_fit(tmp_path: Path) ->
     assert (found.fits, bool(found.remedy)) == ("unclear", True), found.text
     report = estimate(read_target(str(tmp_path / "rl.toml"), {"gpu": "32GB", "num_gpus": 2}))
     assert "Counted from above it fits with, cheapest first:" in plain([*verdict_blocks(report, 100)], 100)
+
+
+def test_longer_rows_of_validation_and_more_copies_in_flight_are_told(tmp_path: Path) -> None:
+    held = "[val.data]\nseq_len = {}\nmicro_batch_size = 2\n"
+    rows = "trainer.val.data.seq_len"
+    assert rows not in decided(read(tmp_path, SFT + held.format(4096), name="sft.toml"))
+    assert decided(read(tmp_path, SFT + held.format(8192), name="sft.toml"))[rows] == "lengths"
+    key = "trainer.model.ac_offloading.max_inflight_activations"
+    several = SFT.replace("[data]", "[model.ac_offloading]\nmax_inflight_activations = {}\n[data]")
+    assert key not in decided(read(tmp_path, several.format(5), name="sft.toml"))
+    assert decided(read(tmp_path, several.format(20), name="sft.toml"))[key] == "activations"
+
+
+def test_a_micro_batch_of_nothing_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "sft.toml"
+    path.write_text(SFT.replace("micro_batch_size = 2", "micro_batch_size = 0"), encoding="utf-8")
+    found = check_file(str(path), {"gpu": "80GB"})
+    assert (found.fits, "micro_batch_size: '0' is no size of a batch" in found.text) == ("error", True), found.text

@@ -268,3 +268,18 @@ def test_prompts_that_nothing_bounds_are_said(tmp_path: Path, longest: str, said
 
 def test_a_length_of_ones_own_is_a_micro_batch(tmp_path: Path) -> None:
     assert read(tmp_path, APART, sequence_length=20000).job.token_budget == 20000
+
+
+@pytest.mark.parametrize(
+    ("words", "decides"),
+    [
+        ("--custom-model-provider-path my.model", {"custom_model_provider_path": "model"}),
+        ("--custom-loss-function-path my.loss", {"custom_loss_function_path": "loss"}),
+        ("--data-pad-size-multiplier 4096", {"data_pad_size_multiplier": "lengths"}),
+        ("--data-pad-size-multiplier 128 --data-source-path a.b --disable-rewards-normalization", {}),
+        ("--keep-peft-layers 4", {"keep_peft_layers": "adapters"}),
+        ("--disable-activation-checkpointing-layers 4", {"disable_activation_checkpointing_layers": "checkpointing"}),
+    ],
+)
+def test_names_that_slime_does_not_have_are_not_harmless(tmp_path: Path, words: str, decides: dict[str, str]) -> None:
+    assert decided(read(tmp_path, APART.replace("train.py", f"train.py {words}"))) == decides

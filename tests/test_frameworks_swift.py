@@ -386,3 +386,12 @@ def test_megatron_sees_images_too_and_is_handed_arguments_of_its_own(tmp_path: P
     assert found.values["megatron"]["recompute_num_layers"] == 3
     assert not [each.key for each in found.unread if each.decides]
     assert "images" not in drawn(tmp_path, text.replace("VL-3B", "3B").replace("MAX_PIXELS=50176 ", "")).values
+
+
+def test_delta_nets_of_transformers_are_not_divided(tmp_path: Path) -> None:
+    text = (
+        "{} NPROC_PER_NODE=4 megatron sft --model Qwen/Qwen2.5-0.5B --max_length 1024 --tensor_model_parallel_size {}"
+    )
+    for value, degree, told in (("0", 2, True), ("1", 2, False), ("0", 1, False)):
+        found = drawn(tmp_path, text.format(f"USE_MCORE_GDN={value}", degree))
+        assert ("USE_MCORE_GDN" in {each.key for each in found.unread}) is told

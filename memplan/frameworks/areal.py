@@ -240,10 +240,17 @@ def _engine(keys: Keys) -> None:
 
 
 def _reference(keys: Keys, method: str) -> None:
-    """A second model on the same GPUs where the KL term has a weight."""
+    """A second model on the same GPUs where the KL term has a weight: of the actor's shape, dtype and ranks; what it
+    scores at once is its own (trainer/rl_trainer.py: ``_create_train_engine(config.ref, ...)``)."""
     if method in ("grpo", "ppo"):
         weight = keys.number(f"{ACTOR}kl_ctl") if any(key.startswith("ref.") for key in keys.settings.values) else 0
         keys.put("reference", "resident" if weight else "none", f"{ACTOR}kl_ctl")
+    if keys.draft.values.get("reference") == "resident" or method == "dpo":
+        same = ("path", "dtype", "backend", "fsdp.offload_params")
+        as_the_policy(keys, {f"ref.{name}": f"{ACTOR}{name}" for name in same}, who="reference")
+        tokens, budget = keys.whole("ref.mb_spec.max_tokens_per_mb") or 0, keys.draft.values.get("token_budget")
+        if method != "dpo" and budget and tokens > budget:
+            keys.put("logprob_token_budget", tokens, "ref.mb_spec.max_tokens_per_mb")
     keys.skip(f"{ACTOR}kl_ctl")
     if any(key.startswith("teacher.") for key in keys.settings.values):
         keys.draft.warn("teacher", keys.settings.where("teacher"), "the model that teaches is not counted", "model")

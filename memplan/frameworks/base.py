@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.frameworks.asking import MODEL
-from memplan.frameworks.deciding import no_less, subject_of, subject_of_section
+from memplan.frameworks.deciding import ROWS, no_less, subject_of, subject_of_section
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import ASSUMED, DEFAULT, FILE, UNSET, Draft, Origin, short
 from memplan.spec.plain import Odd
@@ -154,12 +154,13 @@ class Keys:
             raise self.settings.error(key, f"{short(value)!r} is no number", "write a number") from None
 
     def whole(self, key: str) -> int | None:
-        """A whole number. Raises InvalidJob for what is none."""
-        number = self.number(key)
-        if number is None:
+        """A whole number. Raises InvalidJob for what is none, and for a micro-batch of nothing."""
+        if (number := self.number(key)) is None:
             return None
-        if not math.isfinite(number) or number != int(number):
-            raise self.settings.error(key, f"{short(self.get(key))!r} is no whole number", "write a whole number")
+        empty = number == 0 and ROWS.search(key) is not None
+        if empty or not math.isfinite(number) or number != int(number):
+            what = "no size of a batch" if empty else "no whole number"
+            raise self.settings.error(key, f"{short(self.get(key))!r} is {what}", "write a whole number")
         return int(number)
 
     def names(self, key: str) -> tuple[str, ...] | None:

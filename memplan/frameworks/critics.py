@@ -27,9 +27,10 @@ OF_VERL = {
 """Settings of the critic -> those of the policy that it is counted with; both have one default."""
 
 
-def as_the_policy(keys: Keys, pairs: Mapping[str, str], default: bool = False) -> None:
-    """Settings of a critic that say other than the policy's: checkpoints where the policy has none take less, as more
-    GPUs do that divide it, and half the bytes. ``default``: one that says nothing is as the policy's default."""
+def as_the_policy(keys: Keys, pairs: Mapping[str, str], default: bool = False, who: str = "critic") -> None:
+    """Settings of a critic, or of a reference, that say other than the policy's: checkpoints where the policy has none
+    take less, as more GPUs do that divide it, and half the bytes. ``default``: one that says nothing is as the policy's
+    default."""
     for own, of in pairs.items():
         said, policy = keys.settings.values.get(own), keys.get(of)
         said = keys.defaults.get(of) if said is None and default else said
@@ -39,12 +40,12 @@ def as_the_policy(keys: Keys, pairs: Mapping[str, str], default: bool = False) -
         size, half = own.endswith("_size"), own.endswith("dtype") and HALVES.fullmatch(str(said)) is not None
         less = (("checkpointing" in own or "offload" in own) and not policy) or half
         less = less or (size and isinstance(said, int) and said > (policy or 1))
-        decides = "parallelism" if size else subject_of(own) or "checkpointing"
-        _tell(keys, own if keys.has(own) else of, f"the critic is counted as {of} says", less, decides)
+        decides = "parallelism" if size else "model" if own.endswith(".path") else subject_of(own) or "checkpointing"
+        _tell(keys, own if keys.has(own) else of, f"the {who} is counted as {of} says", less, decides)
 
 
 def _tell(keys: Keys, key: str, why: str, less: bool, decides: str) -> None:
-    """That the critic differs: unclear, but where what is counted takes more."""
+    """That it differs: unclear, but where what is counted takes more."""
     tell, where = keys.draft.bound if less else keys.draft.warn, keys.settings.where(key)
     tell(key, where, f"{why}, which takes more" if less else why, decides)
 

@@ -29,12 +29,12 @@ STEPS = {
 MARKS = (frozenset({"data_split", "zero_stage", "max_seq_len"}), frozenset({"actor_zero_stage", "critic_zero_stage"}))
 """Options that only its programs have together."""
 DEFAULTS: dict[str, Any] = settings_in(
-    """per_device_train_batch_size=16 gradient_accumulation_steps=1 max_seq_len=512 gradient_checkpointing=false
-    dtype=fp16 zero_stage=0 lora_dim=0 offload=false"""
+    """per_device_train_batch_size=16 per_device_eval_batch_size=16 gradient_accumulation_steps=1 max_seq_len=512
+    gradient_checkpointing=false dtype=fp16 zero_stage=0 lora_dim=0 offload=false"""
 )
 HARMLESS = words(
-    """data_path data_split sft_only_data_path data_output_path per_device_eval_batch_size learning_rate weight_decay
-    num_train_epochs lr_scheduler_type num_warmup_steps output_dir seed local_rank dropout lora_learning_rate deepspeed
+    """data_path data_split sft_only_data_path data_output_path learning_rate weight_decay
+    num_train_epochs lr_scheduler_type num_warmup_steps output_dir seed local_rank lora_learning_rate deepspeed
     enable_tensorboard tensorboard_path add_eot_token eot_token print_loss num_padding_at_beginning eval_interval
     eval_iters beta label_smoothing lora_module_name compute_fp32_loss deepscale deepscale_config deepspeed_config
     end_of_conversation_token save_steps"""
@@ -67,6 +67,9 @@ def read(document: Document, draft: Draft) -> None:
     draft.put("trainer", "pytorch", Origin(FILE, f"{launch.where}: {launch.program}"))
     keys.copy("model", "model_name_or_path")
     keys.copy("batch_size", "per_device_train_batch_size", "whole")
+    keys.copy("eval_batch_size", "per_device_eval_batch_size", "whole")  # each program evaluates before it trains
+    if keys.number("dropout"):
+        keys.warn("dropout", "what dropout keeps is counted as the model's own config has it", "activations")
     keys.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
     keys.copy("sequence_length", "max_seq_len", "whole")
     keys.put("padded", True)  # data_utils.py: padding="max_length"

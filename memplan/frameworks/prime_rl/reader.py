@@ -41,6 +41,9 @@ BEFORE: Mapping[str, Any] = {
     "trainer.optim.type": "adamw",
 }
 SINCE = {**BEFORE, f"{MODEL}fused_lm_head_token_chunk_size": 8192, f"{MODEL}optim_cpu_offload": True}
+VAL = f"{TRAINER}val.data."
+INFLIGHT, STASHED = f"{MODEL}ac_offloading.max_inflight_activations", 5
+"""Copies to the host that the GPU waits for, by default; as many are counted (utils/act_offloading.py)."""
 ON = (f"{MODEL}ac", f"{MODEL}compile", f"{MODEL}ac_offloading")
 """Sections that are settings by being there, on by default from 0.7 on."""
 ENGINE = {
@@ -156,6 +159,9 @@ def _batch(keys: Keys, method: str, gpus: int) -> None:
         at = f"{TRAINER}data."
         micro = keys.whole(f"{at}micro_batch_size") or 1
         keys.put("batch_size", micro, f"{at}micro_batch_size")
+        held = (keys.whole(f"{VAL}seq_len") or 0) * (keys.whole(f"{VAL}micro_batch_size") or 1)
+        if held > micro * int(keys.draft.values["sequence_length"]):
+            keys.warn(f"{VAL}seq_len", "validation is counted with rows no longer than the training's", "lengths")
         total = keys.whole(f"{at}batch_size") or micro
         keys.put("gradient_accumulation_steps", max(1, ceil_div(total, micro * gpus)), f"{at}batch_size")
         return
@@ -191,7 +197,9 @@ def _model(keys: Keys, said: set[str], newer: bool) -> None:
         keys.bound(f"{MODEL}ac_offloading", "activations that wait on the host are counted on the GPU", "activations")
     elif on[f"{MODEL}ac_offloading"]:
         keys.put("offload", ["activations"], f"{MODEL}ac_offloading")
-    keys.skip(*ON, f"{MODEL}ac_offloading.max_inflight_activations", f"{MODEL}ac_offloading.pin_memory")
+        if (keys.whole(INFLIGHT) or 0) > STASHED:
+            keys.warn(INFLIGHT, "of activations on their way to the host five are counted", "activations")
+    keys.skip(*ON, INFLIGHT, f"{MODEL}ac_offloading.pin_memory")
     if keys.flag(f"{MODEL}fsdp_cpu_offload"):
         keys.put("fsdp", {"cpu_offload": True}, f"{MODEL}fsdp_cpu_offload")
     elif keys.flag(f"{MODEL}optim_cpu_offload") or keys.get(f"{MODEL}full_offload"):

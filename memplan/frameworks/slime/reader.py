@@ -34,12 +34,17 @@ OF_MIXED = ("spec", "attention_output_gate", "use_gated_attention", "sequence_pa
 DIVIDING = ("tensor_model_parallel_size", "context_parallel_size")
 WHOLE = "log-probabilities are counted at once, which takes more"
 OWN = re.compile(
-    r"(rollout|sglang|vllm|eval|wandb|tb|over|buffer|custom|data|agent|rm|reward|n_samples|num_rollout|num_epoch|prompt"
+    r"(rollout|sglang|vllm|eval|wandb|tb|over|buffer|agent|rm|reward|n_samples|num_rollout|num_epoch|prompt"
     r"|input|label|metadata|apply|tool|dynamic_sampling|group_rm|partial|balance|start_rollout|debug|update_weight"
-    r"|critic|num_critic|opd|tis|use_tis|eps_clip|kl|normalize|disable|ref|save|load|router|health|use_health|ci|dump|multimodal"
-    r"|loss_mask|mask_\w+|http|slime|train_memory|calculate|megatron_to_hf|qkv_format|use_rollout|get_mismatch|keep)(_\w+)?"
+    r"|num_critic|opd|tis|use_tis|eps_clip|kl|normalize|ref|save|load|router|health|use_health|ci|dump|multimodal"
+    r"|loss_mask|mask_\w+|http|slime|train_memory|calculate|megatron_to_hf|qkv_format|use_rollout|get_mismatch)(_\w+)?"
+    r"|custom_\w+|critic_(load|save|lr\w*|num_gpus_per_node|num_nodes)|data_source_path|data_pad_size_multiplier"
+    r"|disable_(compute_advantages_and_returns|grpo_std_normalization|rewards_normalization|rollout_\w+|wandb_\w+)"
+    r"|keep_old_actor"
 )
-"""Beginnings of slime's own arguments that memory does not feel, beside those that are read."""
+"""Beginnings and names of slime's own arguments that memory does not feel, beside those that are read."""
+PADDED = 128
+"""Tokens that a micro-batch is filled up to a multiple of, by default; more are worth telling."""
 HARMLESS = words(
     """hf_checkpoint advantage_estimator gamma lambd seed tokenizer_path wandb_always_use_train_step train_env_vars
     colocate offload offload_train offload_rollout num_gpus_per_node use_wandb use_tensorboard model_name
@@ -152,6 +157,17 @@ def _read(keys: Keys, own: Settings) -> None:
         _teacher(keys)
     if keys.flag("recompute_loss_function") and not supervised:
         keys.put("recompute_loss", True, "recompute_loss_function")
+    for key, why, decides in (
+        (
+            "custom_model_provider_path",
+            "a model of the project's own code is counted as the arguments describe it",
+            "model",
+        ),
+        ("custom_loss_function_path", "a loss of the project's own code is counted as slime's", "loss"),
+    ):
+        keys.warn(key, why, decides)
+    if (keys.whole("data_pad_size_multiplier") or 0) > PADDED:
+        keys.warn("data_pad_size_multiplier", "what fills a micro-batch up is not counted", "lengths")
     keys.skip(*HARMLESS, *(key for key in keys.settings.values if OWN.fullmatch(key)))
     megatron.read_arguments(keys, launcher)
     _budget(keys, own)

@@ -45,6 +45,10 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
     read_lengths(keys, method)
     ranks = read_parallel(keys, _launcher(keys, environment))
     _experts_and_chunks(keys)
+    for name in (each for each in ("USE_MCORE_GDN", "SWIFT_USE_MCORE_GDN") if environment.get(each) == "0"):
+        if any(int(draft.values.get(f"{by}_parallel") or 1) > 1 for by in ("tensor", "context")):
+            why = "delta nets, of transformers and whole on each GPU, are counted as divided"
+            draft.warn(name, keys.settings.path, why, "parallelism")
     read_batch(keys, ranks)
     _precision(keys)
     read_recompute(keys)
