@@ -177,3 +177,11 @@ def test_what_a_reference_scores_at_once_is_its_own(tmp_path: Path) -> None:
     found = read(tmp_path, wide)
     assert (found.job.logprob_token_budget, read(tmp_path, text).job.logprob_token_budget) == (65536, None)
     assert resolve(found)
+
+
+@pytest.mark.parametrize("key", ["max_tokens_per_mb: 10240", "ppo_n_minibatches: 2", "n_samples: 4", "batch_size: 256"])
+def test_a_negative_number_of_things_is_an_error(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(GRPO.replace(key, f"{key.partition(':')[0]}: -3"), encoding="utf-8")
+    found = check_file(str(path), {"gpu": "h100-80gb"})
+    assert (found.fits, "'-3' is too small" in found.text or "-3 is too small" in found.text) == ("error", True)

@@ -323,4 +323,4 @@ def test_a_micro_batch_of_nothing_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "sft.toml"
     path.write_text(SFT.replace("micro_batch_size = 2", "micro_batch_size = 0"), encoding="utf-8")
     found = check_file(str(path), {"gpu": "80GB"})
-    assert (found.fits, "micro_batch_size: '0' is no size of a batch" in found.text) == ("error", True), found.text
+    assert (found.fits, "micro_batch_size: '0' is too small" in found.text) == ("error", True), found.text

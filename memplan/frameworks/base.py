@@ -154,12 +154,12 @@ class Keys:
             raise self.settings.error(key, f"{short(value)!r} is no number", "write a number") from None
 
     def whole(self, key: str) -> int | None:
-        """A whole number. Raises InvalidJob for what is none, and for a micro-batch of nothing."""
+        """A whole number. Raises InvalidJob for what is none, for less than -1, and for a micro-batch of nothing."""
         if (number := self.number(key)) is None:
             return None
-        empty = number == 0 and ROWS.search(key) is not None
-        if empty or not math.isfinite(number) or number != int(number):
-            what = "no size of a batch" if empty else "no whole number"
+        small = number < -1 or (number == 0 and ROWS.search(key) is not None)
+        if small or not math.isfinite(number) or number != int(number):
+            what = "too small" if small else "no whole number"
             raise self.settings.error(key, f"{short(self.get(key))!r} is {what}", "write a whole number")
         return int(number)
 
