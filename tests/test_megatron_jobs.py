@@ -189,6 +189,18 @@ def test_sinks_run_within_megatrons_kernel() -> None:
         estimate({**JOB, "model": "gemma-2-9b", "attention": "sdpa"})
 
 
+@pytest.mark.parametrize("sharding", ["ddp", "distributed-optimizer"])
+def test_main_weights_and_moments_where_other_layers_stand_in(sharding: str) -> None:
+    """What Megatron's optimizer keeps is the same, whoever's layers are counted: norms that rest leave a thousandth."""
+    keys = {**JOB, "model": LLAMA, "trainer": "megatron-swift", "num_gpus": 4, "sharding": sharding}
+    own, other = (
+        estimate({**keys, "freeze": rests}).to_dict()["per_gpu"]["ledger"] for rests in ([], ["input_layernorm"])
+    )
+    for kind in ("master_weights", "optimizer_states"):
+        whole, less = (sum(row["bytes"] for row in rows if row["category"] == kind) for rows in (own, other))
+        assert 0.99 * whole < less <= whole
+
+
 def test_a_layout_says_how_many_chunks_a_stage_has() -> None:
     keys = {**JOB, "model": LLAMA, "gradient_accumulation_steps": 4, "pipeline_parallel": 2, "num_gpus": 2}
     laid = estimate({**keys, "megatron": {"pipeline_model_parallel_layout": "Ett|tt|tt|ttL"}})

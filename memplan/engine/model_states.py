@@ -8,7 +8,7 @@ from memplan.engine.optimizer.states import Stepped, is_quantised, orthogonalise
 from memplan.engine.optimizer.temporaries import PROGRAMS, REFRESHES, peak_bytes
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest
 from memplan.engine.parallel.fsdp2.units import padded
-from memplan.engine.parallel.sharding import Held
+from memplan.engine.parallel.sharding import Held, main_gradients
 from memplan.engine.tensors import SECOND, Weight
 from memplan.spec.groups import Quantised
 from memplan.spec.recipe import Recipe
@@ -77,7 +77,13 @@ def enter_states(ledger: Ledger, recipe: Recipe, weights: list[Weight], held: He
     ):
         _enter_stored(ledger, recipe, f"{label} of the {owner}", category, group, held)
     enter_frozen(ledger, recipe, [weight for weight in weights if not weight.trained], held, owner)
-    enter_optimizer(ledger, recipe, stepped_tensors(recipe, weights, held), held.optimizer_shards, of_owner)
+    tensors = stepped_tensors(recipe, weights, held)
+    if main_gradients(recipe):
+        elements = sum(tensor.elements * copies for tensor, copies in tensors)
+        ledger.add(f"main weights{of_owner}", "master_weights", elements * FP32).formula(
+            f"elements{_over(held.optimizer_shards)} × 4", elements, FP32
+        ).since("the optimizer steps on an fp32 copy of the weights", "megatron-core 0.14 optimizer/optimizer.py")
+    enter_optimizer(ledger, recipe, tensors, held.optimizer_shards, of_owner)
 
 
 def stepped_tensors(recipe: Recipe, weights: list[Weight], held: Held) -> list[tuple[Stepped, int]]:

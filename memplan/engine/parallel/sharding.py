@@ -77,13 +77,13 @@ def kept_itemsize(recipe: Recipe, weight: Weight) -> int:
 
 
 def held(recipe: Recipe) -> Held:
-    """Which states are split: ZeRO-1 the optimizer's, ZeRO-2 gradients too, ZeRO-3 and FSDP2 everything."""
+    """Which states are split: ZeRO-1's and Megatron's the optimizer's, ZeRO-2 gradients too, ZeRO-3 and FSDP2 all."""
     ranks, stage = recipe.sharding.ranks, recipe.zero_stage
     everything = stage == 3 or recipe.sharding.name in ("fsdp", "fsdp2")
     return Held(
         parameter_shards=ranks if everything else 1,
         gradient_shards=ranks if everything or stage == 2 else 1,
-        optimizer_shards=ranks if everything or stage >= 1 else 1,
+        optimizer_shards=ranks if everything or stage >= 1 or recipe.sharding.name == "distributed-optimizer" else 1,
         parameter_itemsize=recipe.storage.precision.weights,
         gathers=recipe.in_units or (stage == 3 and recipe.several),
     )
