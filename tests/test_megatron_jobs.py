@@ -201,6 +201,13 @@ def test_main_weights_and_moments_where_other_layers_stand_in(sharding: str) -> 
         assert 0.99 * whole < less <= whole
 
 
+@pytest.mark.parametrize("more", [{"mtp_num_layers": 2}, {"num_distributed_optimizer_instances": 2}])
+def test_what_layers_that_stand_in_do_not_know_is_refused(more: dict[str, Any]) -> None:
+    keys = {**JOB, "model": LLAMA, "trainer": "megatron-swift", "num_gpus": 4, "freeze": ["input_layernorm"]}
+    with pytest.raises(InvalidJob, match=next(iter(more))):
+        estimate({**keys, "megatron": more})
+
+
 def test_a_layout_says_how_many_chunks_a_stage_has() -> None:
     keys = {**JOB, "model": LLAMA, "gradient_accumulation_steps": 4, "pipeline_parallel": 2, "num_gpus": 2}
     laid = estimate({**keys, "megatron": {"pipeline_model_parallel_layout": "Ett|tt|tt|ttL"}})

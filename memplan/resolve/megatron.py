@@ -13,6 +13,7 @@ from memplan.spec.parallel import Parallel
 from memplan.spec.parts import Attention
 from memplan.spec.recipe import Recipe
 from memplan.tables.trainer import Trainer
+from memplan.units import words_of
 
 STEPPED = ("adamw", "sgd", "sgd-momentum")
 WAYS = {
@@ -20,6 +21,11 @@ WAYS = {
     "bridge": "each of Megatron's fused products has one adapter, in the weights' dtype; a rank's experts share one",
 }
 """Of adapters in Megatron's layers."""
+GROWING = words_of(
+    """fp8_format mtp_num_layers hidden_dropout attention_dropout num_distributed_optimizer_instances
+    moe_expert_imbalance moe_expert_capacity_factor"""
+)
+"""Settings by which Megatron takes more than layers that stand in for its own."""
 SETTINGS_OF_OTHERS = "add trainer: megatron, or leave megatron out"
 
 
@@ -47,6 +53,9 @@ def runs_in_megatron(
     others = set(job.megatron.recompute_modules) - {"core_attn", "mlp", "moe"}
     if others:
         raise InvalidJob(f"megatron.recompute_modules: {min(others)} with {why} is not modelled", "leave it out")
+    for name in GROWING:
+        if getattr(job.megatron, name) != Megatron.model_fields[name].default:
+            raise InvalidJob(f"megatron.{name}: {trainer.title} with {why} is not modelled with it", "leave it out")
     notes.assume(f"{trainer.title}: layers keep what Hugging Face's code keeps; Megatron's kernels may keep less")
     return False
 
