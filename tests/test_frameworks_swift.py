@@ -395,3 +395,17 @@ def test_delta_nets_of_transformers_are_not_divided(tmp_path: Path) -> None:
     for value, degree, told in (("0", 2, True), ("1", 2, False), ("0", 1, False)):
         found = drawn(tmp_path, text.format(f"USE_MCORE_GDN={value}", degree))
         assert ("USE_MCORE_GDN" in {each.key for each in found.unread}) is told
+
+
+@pytest.mark.parametrize("verb", ["swift", "megatron"])
+def test_a_tower_that_trains_without_checkpoints_is_told(tmp_path: Path, verb: str) -> None:
+    recompute = "" if verb == "swift" else "--recompute_granularity full --recompute_method uniform"
+    model = "--model Qwen/Qwen2.5-VL-3B-Instruct --max_length 1024 --tuner_type full"
+    text = f"NPROC_PER_NODE=4 {verb} sft {model} {recompute} "
+    for words, told in (
+        ("--freeze_vit false --vit_gradient_checkpointing false", True),
+        ("--freeze_vit false --vit_gradient_checkpointing true", False),
+        ("--freeze_vit true --vit_gradient_checkpointing false", False),
+    ):
+        found = drawn(tmp_path, text + words)
+        assert ("vit_gradient_checkpointing" in {each.key for each in found.unread if each.decides}) is told

@@ -17,7 +17,7 @@ from memplan.frameworks.megatron.reader import read_batch, read_knobs, read_para
 from memplan.frameworks.swift.images import read_images
 from memplan.frameworks.swift.keys import HARMLESS, NEWEST
 from memplan.frameworks.swift.methods import read_lengths, read_method, read_preference
-from memplan.frameworks.swift.tuning import read_quantisation, read_tuning
+from memplan.frameworks.swift.tuning import read_quantisation, read_tower, read_tuning
 from memplan.tables.texts import settings_in
 
 DEFAULTS: dict[str, Any] = (
@@ -56,6 +56,7 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
     backend = (keys.text("attention_backend") or "flash").lower()
     put_attention(keys, "eager" if backend in ("unfused", "local") else "flash", 0.0, "attention_backend")
     keys.skip("use_flash_attn", "packing", "sequence_parallel", "transformer_impl")
+    read_tower(keys)
     lora = read_tuning(keys, version == NEWEST)
     read_quantisation(keys)
     read_images(keys, environment, version)
@@ -120,7 +121,7 @@ def _close(keys: Keys) -> None:
 
 OWN = words(
     """load_safetensors save_safetensors no_initialization bridge_backend merge_lora perform_initialization
-    vit_gradient_checkpointing vit_attn_impl async_save finetune save load data_sharding padding_free
+    vit_attn_impl async_save finetune save load data_sharding padding_free
     moe_enable_deepep num_workers max_epochs no_load_optim no_load_rng language_model_only save_strategy
     offload_bridge mcore_ref_model mcore_ref_adapter mlp_padding_free nccl_comm_warmup train_iters
     vit_gradient_checkpointing_kwargs output_dir use_cpu_initialization"""

@@ -37,7 +37,7 @@ from memplan.frameworks.swift.keys import (
 )
 from memplan.frameworks.swift.launch import put_processes, settings_of, verb_of, with_environment
 from memplan.frameworks.swift.methods import ONLINE, read_lengths, read_method, read_preference
-from memplan.frameworks.swift.tuning import put_quantised, read_optimizer, read_quantisation, read_tuning
+from memplan.frameworks.swift.tuning import put_quantised, read_optimizer, read_quantisation, read_tower, read_tuning
 from memplan.frameworks.transformers import assume_one_gpu, only_launch
 from memplan.tables.trainer import version_key
 from memplan.units import ceil_div
@@ -187,7 +187,8 @@ def _trained(keys: Keys, version: str, method: str) -> bool:
     full = full or bool(set(scales) - PLAIN_SCALES)
     if full and method == "sft" and keys.flag("use_liger_kernel"):  # compute_loss takes the labels from the model
         keys.put("loss_head", "cross-entropy", "use_liger_kernel")
-    keys.skip("vit_gradient_checkpointing", "use_logits_to_keep")
+    read_tower(keys)
+    keys.skip("use_logits_to_keep")
     return lora
 
 

@@ -24,6 +24,15 @@ BESIDE = "lora_llm"
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
+def read_tower(keys: Keys) -> None:
+    """``vit_gradient_checkpointing false`` beside a language model with checkpoints, where the tower trains."""
+    off = keys.flag("vit_gradient_checkpointing") is False and keys.flag("freeze_vit") is False
+    if off and keys.draft.values.get("gradient_checkpointing") != "none":
+        why = "a tower that trains is counted with the language model's checkpoints"
+        keys.warn("vit_gradient_checkpointing", why, "checkpointing")
+    keys.skip("vit_gradient_checkpointing")
+
+
 def read_tuning(keys: Keys, newest: bool) -> bool:
     """``tuner_type`` with its settings; whether adapters train. ``newest``: ms-swift 4 keeps ``lora_dtype``."""
     kind = (keys.text("tuner_type") or "lora").lower()
