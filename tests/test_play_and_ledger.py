@@ -61,6 +61,12 @@ JOBS: dict[str, dict[str, Any]] = {
         "reference": "resident",
         "loss_head": "fused",
     },
+    "what the delta rule's values are cut from is let go of": {
+        "model": "qwen3.5-4b",
+        "mixer_kernels": "cuda",
+        "sharding": "fsdp2",
+        "sequence_length": 4096,
+    },
     "scales stay on the card": {
         "sharding": "fsdp2",
         "trainer": "trl",

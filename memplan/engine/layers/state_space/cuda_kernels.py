@@ -145,21 +145,22 @@ def delta_rule(p: Pass, mixer: GatedDelta, operands: Sequence[Tensor]) -> Tensor
     tape, size, heads = p.tape, q.itemsize, mixer.value_heads
     blocks = p.rows * -(-p.length // mixer.chunk)
     every_key, of_heads = p.dim("H·K", heads * mixer.key_dim), p.dim("H", heads)
+    of_values = v.dim  # not ``v``: backward would hold what it is cut from
     states = Dim("H·K·v", blocks * heads * mixer.key_dim * mixer.value_dim)
     rows = p.dim("Hk", mixer.key_heads)
     kept = [tape.new(x.dim, size, "normalised queries and keys, values") for x in (q, k, v)]
     kept += [tape.new(rows, ops.FP32, "norm statistics") for _ in range(2)]
     kept += [tape.new(of_heads, ops.FP32, "sums of decays"), tape.new(of_heads, beta.itemsize, "write strengths")]
     kept.append(tape.new(p.dim("H·c", heads * mixer.chunk), size, "inverses of chunks"))
-    made = inside(tape, (every_key, size), (v.dim, size), (states, size), (v.dim, size))
-    out = tape.new(v.dim, size, "mixer output")
+    made = inside(tape, (every_key, size), (of_values, size), (states, size), (of_values, size))
+    out = tape.new(of_values, size, "mixer output")
     del made
     gradients = ops.of_each(*operands)
 
     def backward(t: Tape, grads: list[Tensor | None]) -> Grads:
-        again = inside(t, (every_key, size), (v.dim, size), (states, size), (v.dim, size))
-        of_states = inside(t, (states, size), (v.dim, size))
-        of_keys = inside(t, *[(every_key, size)] * 4, (v.dim, size), (of_heads, ops.FP32))
+        again = inside(t, (every_key, size), (of_values, size), (states, size), (of_values, size))
+        of_states = inside(t, (states, size), (of_values, size))
+        of_keys = inside(t, *[(every_key, size)] * 4, (of_values, size), (of_heads, ops.FP32))
         del again, of_states
         results = gradients(t, grads)
         del of_keys
