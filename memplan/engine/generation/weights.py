@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain, repeat, zip_longest
 from math import prod
+from typing import Any
 
 from memplan.engine.generation.cells import drafting_layer
 from memplan.engine.generation.formats import quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
 from memplan.engine.generation.rank import BY_TRITON, MXFP4, ROCM, UNGATED, Padding, Rank, Tensors
-from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
@@ -136,7 +136,8 @@ def _of_chosen(of: Generator, architecture: str) -> Iterator[int]:
     Hopper the workspace that its kernel has from the start, for queries and, of a cache in fp8, prompts in 16 bits
     (vllm 0.20 v1/attention/backends/mla/flashmla_sparse.py: FlashMLASparseImpl)."""
     tokens = of.max_num_batched_tokens
-    mixer = next((each for each in of.model.mixers if isinstance(each, LatentAttention) and each.indexed), None)
+    latent: list[Any] = [each for each in of.model.mixers if getattr(each, "kind", "") == "latent"]
+    mixer = next((each for each in latent if each.indexed), None)
     if of.engine != "vllm" or not mixer:
         return
     yield tokens * mixer.topk * 4
