@@ -11,6 +11,7 @@ from traced_jobs import SMALL, agree_in_every_phase, job, name, traces
 
 from memplan.api import estimate
 from memplan.errors import MemplanError
+from memplan.tables.trainer import by_method, names_method
 from memplan.tables.trainers import TRAINERS
 from memplan.trace.result import Trace
 from memplan.trace.support import TRAINERS as TRACED
@@ -31,10 +32,11 @@ def jobs_of_the_table() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for trainer, eras in TRAINERS.items():
         for era in eras if trainer in TRACED else ():
-            if era.name == "transformers" and era.logits.fp32:
-                continue  # its models cast their logits in place: refused by the trace
             ways = (BF16,) if era.megatron else (AMP, BF16, MIXED)
             for number, method in enumerate(method for method in METHODS if method in (era.methods.names or METHODS)):
+                head = by_method(era.loss.heads, method, "")
+                if head == "shifted-cross-entropy" and names_method(era.logits.fp32, method):
+                    continue  # its models cast their logits in place: refused by the trace
                 keys = {"trainer": era.name, "method": method} | ways[number % len(ways)]
                 found.append({**COMMON, **job(MODEL), **keys} | ({"trainer_version": era.since} if era.since else {}))
     return found
