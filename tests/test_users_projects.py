@@ -64,7 +64,7 @@ def test_a_script_goes_to_its_program() -> None:
 def test_a_program_of_a_folder_that_is_not_here_lies_beside_its_script() -> None:
     written("README.md", "")
     written("agent/train.py", PROGRAM.format(before="", start="main()"))
-    written("agent/run.sh", "cd /root/project\npython scripts/agent/train.py --bs 5\n")
+    written("agent/run.sh", "cd /home/me/project\npython scripts/agent/train.py --bs 5\n")
     (found,) = check_all("agent/run.sh", CARD)
     assert found.job["batch_size"] == 5, found.text
 
