@@ -7,6 +7,7 @@ import pytest
 
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.pinned import pinned, pins_of
+from memplan.tables.trainers import find_trainer
 
 PROGRAM = """\
 from transformers import AutoModelForCausalLM
@@ -167,3 +168,10 @@ def test_llamafactory_is_of_the_version_that_goes_with_what_is_pinned(pins: str,
     Path("sft.json").write_text(json.dumps(keys))
     found = check_file("sft.json", {"gpu": "80GB", "num_gpus": 8, "sharding": "fsdp"})
     assert (found.job["trainer_version"], found.job["precision"]) == (version, precision)
+
+
+def test_llamafactory_beside_old_transformers_repeats_keys_for_flash_attention() -> None:
+    """transformers 4.45 models/mistral/modeling_mistral.py: MistralFlashAttention2 calls repeat_kv."""
+    old, new = (find_trainer("llamafactory", version).models.repeats_flash for version in ("0.8.3", "0.9.3"))
+    assert "mistral" in old
+    assert not new

@@ -132,7 +132,8 @@ def test_stacked_experts_stay_as_preparing_them_left_them() -> None:
 @pytest.mark.parametrize(
     ("keys", "what"),
     [
-        ({"quantization": "none"}, "true without quantization"),
+        ({"quantization": "none"}, "quantize_experts: true without quantization"),
+        ({"quantization": "none", "quantize_experts": False, "kbit_upcast_experts": True}, "kbit_upcast_experts: true"),
         ({"quantization": "int8"}, "experts in int8 are not modelled"),
         ({"trainer_version": "4.48"}, "experts are linears in transformers 4"),
         ({"model": MEASURED}, "has no experts"),

@@ -50,8 +50,9 @@ def quantised_base(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
             raise InvalidJob(
                 "kbit_upcast: true without quantization", "add quantization: nf4, or leave kbit_upcast out"
             )
-        if job.quantize_experts:
-            raise InvalidJob("quantize_experts: true without quantization", "add quantization: nf4, or leave it out")
+        for key in ("quantize_experts", "kbit_upcast_experts"):
+            if getattr(job, key):
+                raise InvalidJob(f"{key}: true without quantization", "add quantization: nf4, or leave it out")
         check_gradients(job, trainer, stored, split)
         return Base(None, stored)
     scheme = QUANTIZATIONS[job.quantization]

@@ -280,9 +280,7 @@ def _fsdp(keys: Keys) -> None:
     trimmed = type(settings)(settings.path, values, settings.lines, settings.prefix)
     fsdp_keys.read_fsdp(Keys(keys.draft, trimmed, FRAMEWORK), defaults)
     if (keys.draft.values.get("fsdp") or {}).get("cpu_ram_efficient_loading") and keys.draft.now("sharding") == "fsdp2":
-        fsdp_keys.put_inner(
-            keys, "fsdp", "packs_on_host", True, "fsdp_config"
-        )  # loaders/model.py: device_map is cpu, or meta
+        fsdp_keys.put_inner(keys, "fsdp", "packs_on_host", True, "fsdp_config")  # loaders/model.py: device_map
 
 
 FRAMEWORK = Framework(
