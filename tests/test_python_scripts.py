@@ -204,7 +204,8 @@ def test_preference_and_online_trainers_keep_their_models(tmp_path: Path) -> Non
 
 UNSLOTH = """
 from unsloth import FastLanguageModel, is_bfloat16_supported
-model, tokenizer = FastLanguageModel.from_pretrained(model_name=ID, max_seq_length=2048, load_in_4bit=True)
+model, tokenizer = FastLanguageModel.from_pretrained(
+    model_name='Qwen/Qwen3-32B', max_seq_length=2048, load_in_4bit=True)
 model = FastLanguageModel.get_peft_model(model, r=16, use_gradient_checkpointing="unsloth")
 t = SFTTrainer(model=model, tokenizer=tokenizer, args=SFTConfig(per_device_train_batch_size=2, optim="adamw_8bit",
                fp16=not is_bfloat16_supported(), bf16=is_bfloat16_supported()))

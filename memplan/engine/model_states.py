@@ -215,7 +215,17 @@ def enter_quantised(
         ledger.add(f"{label} of {owner}", category, size, place=where).formula(
             "elements × bytes per element", elements, round(size / max(elements, 1), 6)
         ).since(why, scheme.source)
-    return packed + scales
+    left = sum(left_bytes(base, weight) * weight.copies for weight in weights)
+    ledger.add(f"linears of {owner} that are not quantised", category, left, place=place).formula(
+        "share × elements × bytes more than packed", base.share_left, elements
+    ).since("the checkpoint's own list leaves them in 16 bits (unquantized_share)", scheme.source)
+    return packed + scales + left
+
+
+def left_bytes(base: Quantised, weight: Weight) -> int:
+    """Bytes by which a matrix is larger than packed, on the average of a checkpoint that leaves a share as they are."""
+    packed = sum(base.scheme.tensors(weight.rows, weight.columns).values()) * weight.stacked
+    return round(base.share_left * (weight.elements * base.original_itemsize - packed)) if base.share_left else 0
 
 
 def shard_elements(weights: list[Weight], shards: int, by_rows: bool = False) -> int:

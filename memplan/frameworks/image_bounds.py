@@ -5,6 +5,9 @@ from typing import Any
 
 from memplan.frameworks.draft import ASSUMED, Draft, Origin
 from memplan.frameworks.hugging_face.towers import reads_text_alone
+from memplan.frameworks.local_models import within
+from memplan.models import load_model
+from memplan.presets import find_preset
 from memplan.units import ceil_div
 
 IMAGES = "images"
@@ -16,6 +19,8 @@ TEXT = 8
 """Tokens of a sequence that no image takes, at least."""
 
 
+BREAKS = 2
+"""Of the text, around an image that has no more than its own tokens (``resolve.image_cuts.slots``)."""
 SIDE = 14 * 2
 """Pixels of a side of a token: InternVL's and Qwen2-VL's towers cut patches of 14 and merge two by two."""
 
@@ -67,6 +72,21 @@ def fill_packed(where: str, key: str, draft: Draft) -> None:
     )
 
 
+CANVAS = 10**4
+"""Pixels of a side that every canvas of tiles is full of."""
+
+
+def _filling(model: object, room: int) -> dict[str, Any]:
+    """So many tokens of images: of one, but where the model's processor lets none have as many."""
+    name = model.rpartition("/")[2] if isinstance(model, str) else ""
+    preset = find_preset(name) or (within(name) if name else None)
+    tower = load_model(str(preset["name"])).tower if preset and "vision_config" in preset["config"] else None
+    if tower and tower.rule.kind == "canvas":
+        return {"per_example": 1, "width": CANVAS, "height": CANVAS}
+    most = tower.rule.max_tiles if tower and tower.rule.kind == "budget" else room
+    return {"per_example": max(1, room // (most + BREAKS)), "tokens": min(most, room)}
+
+
 def fill_with_images(draft: Draft, where: str, key: str) -> None:
     """Images that fill each sequence: what a tower sees of more images, or of a video, is no more.
 
@@ -84,7 +104,7 @@ def fill_with_images(draft: Draft, where: str, key: str) -> None:
         draft.ask("images", where, what, hint)
         return
     why = "nothing says how many images an example has: as many as the sequence holds"
-    draft.put("images", {"per_example": 1, "tokens": length - TEXT}, Origin(ASSUMED, f"{where}: {why}"))
+    draft.put("images", _filling(draft.now("model"), length - TEXT), Origin(ASSUMED, f"{where}: {why}"))
     hint = "add --set images.per_example=1 --set images.width=448 --set images.height=448"
     draft.bound(
         key, where, f"images are counted as many as fill the sequence of {length} tokens", "lengths", "images", hint

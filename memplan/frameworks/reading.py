@@ -17,6 +17,7 @@ from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Or
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document, of_command, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
+from memplan.frameworks.dynamic_checkpoints import put_share_left
 from memplan.frameworks.image_bounds import IMAGES
 from memplan.frameworks.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of, put_allocator
 from memplan.frameworks.local_models import settle_model
@@ -199,6 +200,7 @@ def draft_of(
     last = (IMAGES, "model")  # images need lengths that are settled, and a missing model is asked for with all else
     for name in sorted(draft.finishers, key=lambda name: last.index(name) if name in last else -1):
         draft.finishers[name](draft)
+    put_share_left(draft)
     draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     settle_model(draft, from_options)
     _within_the_sequence(draft)

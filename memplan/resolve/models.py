@@ -19,7 +19,7 @@ from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Mixer
 from memplan.spec.reading import JobInput
-from memplan.tables.families import FUNCTIONAL_DROPOUT, PROBABILITIES_ALONE
+from memplan.tables.families import FUNCTIONAL_DROPOUT, PROBABILITIES_ALONE, SINCE_5
 from memplan.tables.methods import METHODS, Method
 from memplan.tables.trainer import Reference, Trainer
 from memplan.tables.trainers import TRAINERS, find_trainer, is_newer, newest_read
@@ -52,7 +52,7 @@ def policy_model(given: JobInput, job: Job, notes: Notes) -> ModelSpec:
 def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Trainer, ModelSpec]:
     """Method, trainer, and the model with the head that they train. Raises InvalidJob where one cannot have another."""
     spec = policy_model(given, job, notes)
-    method, trainer = METHODS[job.method], find_trainer(job.trainer, job.trainer_version or "")
+    method, trainer = METHODS[job.method], _beside_model(find_trainer(job.trainer, job.trainer_version or ""), spec)
     check_method(job, method, trainer)
     if is_newer(job.trainer, job.trainer_version or ""):
         notes.remark(
@@ -65,6 +65,15 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
     spec = as_class_runs(job, trainer, spec, notes)
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
     return method, trainer, trained_without_dropout(job, trainer, spec, notes)
+
+
+def _beside_model(trainer: Trainer, spec: ModelSpec) -> Trainer:
+    """The era of a version, beside transformers 5 where an older one has no such model: its classes, and the dtypes
+    that it loads."""
+    if spec.family not in SINCE_5 or not trainer.models.transformers_4:
+        return trainer
+    later = next((era for era in TRAINERS[trainer.name] if not era.models.transformers_4), trainer)
+    return trainer._replace(models=later.models, numerics=later.numerics)
 
 
 def _one_version(job: Job, trainer: Trainer) -> str:

@@ -50,9 +50,10 @@ def quantised_base(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
             raise InvalidJob(
                 "kbit_upcast: true without quantization", "add quantization: nf4, or leave kbit_upcast out"
             )
-        for key in ("quantize_experts", "kbit_upcast_experts"):
-            if getattr(job, key):
-                raise InvalidJob(f"{key}: true without quantization", "add quantization: nf4, or leave it out")
+        for key in ("quantize_experts", "kbit_upcast_experts", "unquantized_share"):
+            if value := getattr(job, key):
+                said = str(value).lower()
+                raise InvalidJob(f"{key}: {said} without quantization", "add quantization: nf4, or leave it out")
         check_gradients(job, trainer, stored, split)
         return Base(None, stored)
     scheme = QUANTIZATIONS[job.quantization]
@@ -62,7 +63,8 @@ def quantised_base(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
     experts, keeps = trainer.models.transformers_4, four and trainer.models.keeps_4bit_inputs
     stacks = _packs_stacks(job, trainer, spec, four, notes)
     fp16 = stored.precision.dtype == "fp16"
-    base = Quantised(scheme, compute, stored.precision.weights, fp16, experts or stacks, stacks, keeps)
+    whole, left = stored.precision.weights, job.unquantized_share
+    base = Quantised(scheme, compute, whole, fp16, experts or stacks, stacks, keeps, left)
     if keeps:
         newer = next(era.since for era in TRAINERS[trainer.name] if not era.models.keeps_4bit_inputs)
         notes.remark(
@@ -123,6 +125,11 @@ def _check(job: Job, scheme: Quantization, split: Split, notes: Notes) -> None:
     if split.name in ("zero3", "fsdp", "fsdp2") and split.ranks > 1:
         where = "with parameters on the host" if _on_host(job) and not split.is_fsdp else "split over ranks"
         why = f"a quantised base {where} is not modelled"
+        if job.unquantized_share:
+            raise InvalidJob(
+                f"sharding: {split.name} with unquantized_share {job.unquantized_share:g} is not modelled",
+                "use sharding ddp or zero2",
+            )
         if scheme.product == "bnb-int8":
             why = "int8 weights cannot be split over ranks (bitsandbytes' Int8Params)"
         elif scheme.product == "bnb-4bit" and (split.is_fsdp or not _on_host(job)):

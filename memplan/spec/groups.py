@@ -32,6 +32,8 @@ class Quantised(NamedTuple):
     """They are stacked parameters, which are unpacked whole."""
     keeps_inputs: bool = False
     """4-bit products keep their inputs until the graph goes."""
+    share_left: float = 0
+    """Share of the linears' weights that are as they were before."""
 
 
 class LossCode(NamedTuple):

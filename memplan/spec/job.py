@@ -222,6 +222,8 @@ class Job(Frozen):
     """Quantisation of the frozen base."""
     quantize_experts: bool = False
     """Stacked experts are packed as the base is, and unpacked whole where they are read."""
+    unquantized_share: Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)] = 0
+    """Share of the linears' weights that the quantised checkpoint leaves in 16 bits (llm_int8_skip_modules)."""
     kbit_upcast: bool | None = None
     """What is not quantised is cast to fp32."""
     kbit_upcast_experts: bool | None = None

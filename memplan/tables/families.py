@@ -82,6 +82,13 @@ WITHOUT_FLASH = frozenset((*_WITHOUT_FLASH, *FLASH_UNTIL))
 (transformers 5.24 modeling_utils.py: _flash_attn_can_dispatch)."""
 WITHOUT_FLASH_BEFORE = frozenset((*_WITHOUT_FLASH, "codegen"))
 """The same up to transformers 5.23."""
+SINCE_5 = frozenset(
+    words_of(
+        """cwm deepseek_v32 deepseek_v4 gemma4 gemma4_text glm4_moe_lite glm_moe_dsa lfm2_moe qwen3_5 qwen3_5_text
+        qwen3_5_moe qwen3_5_moe_text"""
+    )
+)
+"""Types that transformers 5.24 has, 4.57.6 has not, and no code of their own beside a checkpoint runs in its place."""
 FP32_ROUTERS = frozenset(
     (
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite"),

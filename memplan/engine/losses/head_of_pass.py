@@ -4,6 +4,7 @@ from memplan.engine.losses.heads import Head
 from memplan.engine.losses.scored import FUSED_PROGRAMS
 from memplan.engine.parallel.fsdp2.units import head_gathered_whole
 from memplan.engine.tape.ops import FP32
+from memplan.engine.tensors import model_weights
 from memplan.spec.groups import Loss, LossCode, Resident
 from memplan.spec.recipe import Recipe
 from memplan.spec.routing import RouterLoss
@@ -14,6 +15,9 @@ SCORES = {"stacked-log-softmax": "logits", "liger-preference": "hidden"}
 UPDATES_ALONE = ("liger-policy", "liger-policy-blocks")
 """Losses of the update: old and reference log-probabilities come of logits, as without them (trl 1.9 and ms-swift 4.5
 grpo_trainer.py: _get_per_token_logps_and_entropies)."""
+
+
+BY_WHAT_IS_FREE = ("unsloth-chunks", "compiled-unsloth-chunks")
 
 
 def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool = False) -> Head:
@@ -46,8 +50,18 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
         sliced=sliced,
         teacher_itemsize=teacher_logits_itemsize(recipe, teacher) if teacher else 0,
         whole_itemsize=recipe.storage.precision.weights if head_gathered_whole(recipe) else 0,
+        free=_free(recipe) if program in BY_WHAT_IS_FREE else 0,
         waits=teacher is not None and not recipe.trainer.reference.first,
     )
+
+
+def _free(recipe: Recipe) -> int:
+    """What weights leave: more than is free where the loss first looks, so chunks are no smaller than they are."""
+    from memplan.engine.phases.parts import whole_bytes
+
+    gpu, adapter = recipe.hardware.gpu, recipe.adapter
+    weights = whole_bytes(recipe, model_weights(recipe.model, adapter is None, adapter))
+    return max(gpu.usable_bytes - weights, 1) if gpu else 0
 
 
 def _in_pass(recipe: Recipe, rows: int, program: str, *, logged: bool, graph: bool) -> Loss:

@@ -44,6 +44,8 @@ class Head(NamedTuple):
     """Element size of a teacher's logits, which the loss reads in full; 0 without."""
     whole_itemsize: int = 0
     """Element size of the head's weight, where it is a shard that a fused loss gathers by itself; 0: it is there."""
+    free: int = 0
+    """Bytes of the card that weights leave, where chunks of the loss go by that; 0: not known, or they do not."""
     waits: bool = False
     """The teacher's forward comes between this pass's forward and its loss."""
 

@@ -29,6 +29,8 @@ class Scored(NamedTuple):
     """The head itself, for a program that calls it."""
     caller: list[Tensor] | None = None
     """Where a program leaves what its caller holds until backward is done."""
+    free: int = 0
+    """Bytes of the card that weights leave, where the program makes its chunks by that; 0: not known."""
 
 
 Program = Callable[[Pass, Tensor, Param, Scored], Tensor]

@@ -129,7 +129,9 @@ def _fused_loss(p: Pass, spec: ModelSpec, head: Head, hidden: Tensor, rows: int,
     """A head that never makes all of the logits."""
     weight = _whole_head(p, spec, head) or weight_of(p, spec.head)
     tokens = head.scored_tokens or p.tokens
-    scored = Scored(tokens, rows, head.reference_itemsize, head.pairs, head.loss.fp32_outputs, spec.head, held)
+    scored = Scored(
+        tokens, rows, head.reference_itemsize, head.pairs, head.loss.fp32_outputs, spec.head, held, head.free
+    )
     return FUSED_PROGRAMS[head.program](p, hidden, weight, scored)
 
 

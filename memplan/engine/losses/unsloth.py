@@ -15,19 +15,21 @@ CHUNK_BYTES = 4096 * MiB
 """A chunk's logits in fp32 take at most this much, or half of what is free on the card (``_get_chunk_multiplier``)."""
 
 
-def chunk_count(tokens: int, vocabulary: int) -> int:
-    """Chunks of the loss: one where fp32 logits fit its target, else the next multiple of 4 (``get_chunk_size``)."""
-    exact = tokens * vocabulary * ops.FP32 / CHUNK_BYTES
-    return 1 if exact <= 1 else 4 * ceil_div(int(tokens * vocabulary * ops.FP32), 4 * CHUNK_BYTES)
+def chunk_count(tokens: int, vocabulary: int, free: int = 0) -> int:
+    """Chunks of the loss: one where fp32 logits fit its target, else the next multiple of 4 (``get_chunk_size``).
+    ``free``: bytes of the card when the first loss of the process begins, which stays the measure (a cache)."""
+    target = min(CHUNK_BYTES, free // 2 or 1) if free else CHUNK_BYTES
+    size = tokens * vocabulary * ops.FP32
+    return 1 if size <= target else 4 * ceil_div(size, 4 * target)
 
 
-def _chunks(p: Pass, hidden: Tensor, weight: Param, compiled: bool) -> Tensor:
+def _chunks(p: Pass, hidden: Tensor, weight: Param, free: int, compiled: bool) -> Tensor:
     """Gradients of hidden states (and a trained head) are made in forward, by chunk; backward scales copies.
 
     A chunk's logits and gradient in the compute dtype if compiled; eager: logits, fp32 copy, log-softmax, and back."""
     tape, itemsize, hidden_size, hidden_dim = p.tape, weight.itemsize, hidden.itemsize, hidden.dim
     _, vocabulary = sizes(p, hidden, weight)
-    part = Dim("V chunk", ceil_div(p.tokens, chunk_count(p.tokens, vocabulary)) * vocabulary)
+    part = Dim("V chunk", ceil_div(p.tokens, chunk_count(p.tokens, vocabulary, free)) * vocabulary)
     wants_weight, weight_dim, weight_size = weight.needs_grad and tape.grad_enabled, weight.dim, weight.itemsize
     of_hidden = tape.new(hidden_dim, hidden_size, "hidden gradient made in forward")
     of_head = None
@@ -62,12 +64,12 @@ def _chunks(p: Pass, hidden: Tensor, weight: Param, compiled: bool) -> Tensor:
 
 def chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """``unsloth_fused_ce_loss`` where torch.compile does not take it."""
-    return _chunks(p, hidden, weight, compiled=False)
+    return _chunks(p, hidden, weight, scored.free, compiled=False)
 
 
 def compiled_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Tensor:
     """``unsloth_fused_ce_loss``, compiled, as it is by default."""
-    return _chunks(p, hidden, weight, compiled=True)
+    return _chunks(p, hidden, weight, scored.free, compiled=True)
 
 
 CHUNKS_OF_A_ROW, TOKENS_OF_A_CHUNK = 4, 4096

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from memplan.engine.ledger import NO_ROW, Entry, Ledger
+from memplan.engine.model_states import left_bytes
 from memplan.engine.parallel.sharding import held
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
@@ -47,7 +48,7 @@ def whole_bytes(recipe: Recipe, weights: Iterable[Weight]) -> int:
     for weight in weights:
         if base is not None and not weight.trained and weight.quantised_by(base):
             sizes = base.scheme.tensors(weight.rows, weight.columns).values()
-            total += sum(sizes) * weight.stacked * weight.copies
+            total += (sum(sizes) * weight.stacked + left_bytes(base, weight)) * weight.copies
         else:
             total += weight.elements * weight.copies * stored_itemsize(recipe, weight)
     return total

@@ -1,6 +1,6 @@
 """What is on the card before the first step, in the order in which a trainer puts it there."""
 
-from memplan.engine.model_states import shard_elements
+from memplan.engine.model_states import left_bytes, shard_elements
 from memplan.engine.overhead import HANDLES, workspace_bytes
 from memplan.engine.parallel.sharding import held
 from memplan.engine.play.tape import PlayTape
@@ -68,6 +68,7 @@ class Resident:
             away = shards > 1 and self.offloads  # what is packed is a parameter, what scales it is none
             for name, size in ((first, 0 if away else ceil_div(packed, shards)), *rest):
                 self._hold(size, f"{weight.name}.{name}", category)
+        self._hold(left_bytes(base, weight), f"{weight.name}, where it is not quantised", category)
         return True
 
     def _buffers(self, spec: ModelSpec, itemsize: int) -> None:

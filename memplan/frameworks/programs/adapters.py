@@ -22,9 +22,7 @@ UNSLOTH_DEFAULTS: Mapping[str, Any] = {"r": 16, "target_modules": list(SEVEN), "
 """unsloth 2026.8 models/llama.py: FastLlamaModel.get_peft_model."""
 
 
-UNSLOTH_HARMLESS = words_of(
-    "random_state max_seq_length use_gradient_checkpointing temporary_location qat_scheme *0 model"
-)
+UNSLOTH_HARMLESS = words_of("random_state max_seq_length use_gradient_checkpointing temporary_location *0 model")
 
 
 LESS = {
@@ -98,6 +96,8 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = Fa
             _ask_lora(key, value, where, draft)
         elif key in FIELDS:
             lora[FIELDS[key]] = plain(value)
+        elif key == "qat_scheme":
+            draft.warn(key, where, "quantisation that is trained for is not modelled", "quantisation")
         elif _bears(key, value):
             draft.warn(key, where, "not modelled" if key in NOT_MODELLED else "not understood", "adapters")
     if unsloth:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from memplan.frameworks import processes
@@ -10,6 +11,7 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.hugging_face.dialect_vision import SEES
+from memplan.frameworks.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.programs.adapters import put_adapters, put_upcast
 from memplan.frameworks.programs.gathered import HINTS, MODEL_HARMLESS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
@@ -251,7 +253,9 @@ def _images(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> N
         draft.ask(
             "sequence_length", str(trainer.place), "no argument cuts the data, images among it: it is as long as it is"
         )
-    if sees and "images" not in draft.given:
+    if sees and (name == "FastVisionModel" or "data_collator" in trainer.values):
+        draft.finishers.setdefault(IMAGES, partial(fill_packed, str(thing.place), "images"))
+    elif sees and "images" not in draft.given:
         draft.remarks.append(f"{thing.place}: what the vision tower makes of images is not counted: add --images")
 
 

@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memplan.arch.unquantised import PLAIN
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
+from memplan.frameworks.dynamic_checkpoints import SHARE_HINT
 from memplan.frameworks.programs.gathered import Gathered
 from memplan.frameworks.programs.models import UNSLOTH
 from memplan.frameworks.programs.values import Place, Thing, Unknown, known
@@ -95,6 +97,11 @@ def _bits(values: Mapping[str, Any], draft: Draft, place: Place) -> str:
         text = getattr(values.get(unclear), "text", "made elsewhere")
         draft.ask("quantization", str(place), f"{unclear} is {text}")
         return ""
+    left = values.get("llm_int8_skip_modules") or ()
+    listed = isinstance(left, (list, tuple)) and all(isinstance(each, str) for each in left)
+    if not listed or not all(PLAIN.search(each) for each in left):
+        what = "leaves linears of layers as they are" if listed else "is not known"
+        draft.ask("unquantized_share", str(place), f"llm_int8_skip_modules {what}", SHARE_HINT)
     if values.get("load_in_8bit", values.get("*0")):
         return "int8"
     if not values.get("load_in_4bit", values.get("*1")):
