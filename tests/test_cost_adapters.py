@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from memplan.cost import card, seconds
+from memplan.cost.host import on_host
 from memplan.cost.passes import passes_of
-from memplan.cost.rates import EXPECTED, on_host
+from memplan.cost.rates import EXPECTED
 from memplan.cost.shape import shape_of
 from memplan.cost.work import model_work
 from memplan.gpus import find_gpu

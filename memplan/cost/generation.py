@@ -8,8 +8,9 @@ shared by its completions (prefix caching, vLLM V1's and SGLang's default). Igno
 from functools import lru_cache
 from typing import NamedTuple
 
+from memplan.cost.host import on_host
 from memplan.cost.links import NOWHERE, Group, gather, group, links, reduce
-from memplan.cost.rates import Device, Rates, flash_seconds, on_host, products_rate
+from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.generation.kv import layout
@@ -62,7 +63,7 @@ def generating(recipe: Recipe, device: Device, rates: Rates) -> Generating:
     of, gpu = recipe.generator, recipe.hardware.gpu
     if of is None or gpu is None or not of.rows:
         return NONE
-    rates = on_host(rates, device.host)
+    rates = on_host(rates, device.host, device.chip)
     try:
         if of.engine == "hf":
             return _by_policy(recipe, of, device, rates)

@@ -6,11 +6,12 @@ Sources: kernels counted on transformers 5.23, PEFT 0.21 (tuners/lora/layer.py: 
 parameter_offload.py, stage_1_and_2.py), torch 2.13 (utils/checkpoint.py, optim/adamw.py), Megatron-LM@d98e8a6
 (core/transformer/moe: moe_layer.py, router.py, token_dispatcher.py, experts.py)."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.cost.machines import SERVER
+from memplan.cost.machines import NO_CHIP, SERVER, Chip
 from memplan.cost.rates import EXPECTED, Rates
-from memplan.cost.work import Work
+from memplan.cost.work import EXPERT_KERNELS, Work
 
 BACKWARD_KERNELS = 1.0
 """Time to issue a backward's kernels against a forward's: twice as many, from C++ and not from Python."""
@@ -58,6 +59,8 @@ MIXTURE_MODULES = 16
 """Of Megatron's mixtures beside their linears: the layer, router, choice of experts, losses of balance; of the
 dispatcher tokens and weights sent and joined, each sorted, and counts fetched; experts, their two grouped linears and
 the activation between."""
+ROUTER_MODULES = 5
+"""Of these, what graphs of the router and of preprocessing take: router, choice, losses, counts and their sort."""
 
 
 EXPERT_LINEARS = 3
@@ -96,6 +99,8 @@ class Issued(NamedTuple):
     """FSDP's."""
     walked: bool
     """All modules are, before each micro-step."""
+    graphed: tuple[str, ...] = ()
+    """What CUDA graphs take of a layer (``Megatron.cuda_graph_scope``)."""
 
 
 class Host(NamedTuple):
@@ -109,17 +114,21 @@ class Host(NamedTuple):
 
 def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     """One layer's."""
+    if "full_iteration" in of.graphed:
+        return Host(0.0, 0.0, 0.0)
+    left, routing = _left(of.graphed, each.routed > 0)
     linears = of.linears
-    kernels = each.kernels[of.fused] + of.experts
+    routed = EXPERT_KERNELS if each.routed else 0
+    kernels = left * (each.kernels[of.fused] - routed) + routed
     kernels += (OWN_ADAPTER_KERNELS if of.own else ADAPTER_KERNELS) * of.adapted
     kernels += RING_KERNELS * (of.ring - 1) + (EAGER_KERNELS if of.eager else 0)
     launch = OWN_LAUNCH / SERVER * rates.launch / EXPECTED.launch if of.own else rates.launch
     unpacked = QUANTISED_KERNELS.get(of.quantised.split("-")[0], 0) * linears * launch
     if of.own and unpacked:
         unpacked = OWN_UNPACKED * linears * launch
-    issued = kernels * launch
+    issued = kernels * launch + of.experts * (rates.looped if of.megatron else launch)
     if of.megatron:
-        issued += (MODULES + (MIXTURE_MODULES if each.routed else 0) + ENGINE_LINEAR * linears) * rates.module
+        issued += (left * (MODULES + ENGINE_LINEAR * linears) + routing) * rates.module
     own = of.looped * (1 + EXPERT_LINEARS)
     saved = PACKED * rates.launch * of.packed * (each.kernels[0] + PACKED_ADAPTER * of.adapted)
     hooked = (MODULES + linears + own + 3 * of.adapted) * rates.hook if of.gathers else 0.0
@@ -130,3 +139,26 @@ def host_of(each: Work, of: Issued, rates: Rates) -> Host:
     behind = OWN_BACKWARD if of.own else BACKWARD_KERNELS
     backward = issued * behind + unpacked + hooked + reduced + saved + once * FSDP_BACKWARD
     return Host(forward + once * FSDP_FORWARD + walked * WALK, backward, forward + CHECKPOINT)
+
+
+def _left(graphed: tuple[str, ...], routed: bool) -> tuple[float, int]:
+    """(share of a layer's own operations, modules of its mixture) that graphs leave to the host: attention and a dense
+    feed-forward are halves of a layer; of a mixture's, beside attention, router and preprocessing alone have one size
+    for all tokens (megatron-core 0.16 transformer/transformer_layer.py)."""
+    mixture = MIXTURE_MODULES - (ROUTER_MODULES if "moe_router" in graphed else 0) if routed else 0
+    taken = ("attn" in graphed or "mamba" in graphed) + (routed or "mlp" in graphed)
+    return (1 - taken / 2 if taken > routed else 1.0), mixture
+
+
+@lru_cache(maxsize=64)
+def on_host(rates: Rates, host: float, chip: Chip = NO_CHIP) -> Rates:
+    """Rates whose host takes so many times as long; the same object for the same."""
+    if host == 1.0 and chip == NO_CHIP:
+        return rates
+    python = host * chip.python
+    return rates._replace(
+        launch=rates.launch * python,
+        hook=rates.hook * python,
+        module=rates.module * host * chip.engine,
+        looped=rates.looped * host,
+    )

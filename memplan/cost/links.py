@@ -54,6 +54,12 @@ class Links(NamedTuple):
     """Times that NCCL's latencies are met."""
     direct: bool = True
     """Cards of a node reach each other without the host."""
+    mesh: int = 0
+    """Cards of a node that are joined two by two; 0 with a switch."""
+
+    def among(self, near: int) -> float:
+        """``within`` of so many cards of a node: of few in a mesh, the links to the others alone."""
+        return self.within * (min(1.0, (near - 1) / (self.mesh - 1)) if self.mesh > 1 and near > 1 else 1.0)
 
     def ring(self, of: Group) -> float:
         """Seconds of latency of an all-gather or a reduce-scatter, or of an all-to-all in as many steps."""
@@ -78,7 +84,7 @@ def links(device: Device, rates: Rates, cluster: Cluster = NOWHERE) -> Links:
     if said.within:
         within = said.within * GIGA * rates.link
     between = said.between * GIGA / cluster.gpus_per_node if said.between else device.between
-    return Links(within / device.near, between * rates.link / device.far, rates.latency, device.direct)
+    return Links(within / device.near, between * rates.link / device.far, rates.latency, device.direct, device.mesh)
 
 
 def gather(size: float, of: Group, over: Links, times: float = 1) -> float:
@@ -100,7 +106,7 @@ def reduce(size: float, of: Group, over: Links, times: float = 1) -> float:
 def _carried(size: float, of: Group, over: Links) -> float:
     """Of the bytes of an all-gather over the links."""
     near, nodes = of.near, of.nodes
-    within = size * (near - 1) / near / over.within
+    within = size * (near - 1) / near / over.among(near)
     between = size * (nodes - 1) / nodes / near / over.between
     return max(within, between)
 
@@ -111,7 +117,7 @@ def exchange(size: float, of: Group, over: Links, once: float = 1.0) -> float:
     if of.size <= 1 or not size:
         return 0.0
     near, nodes = of.near, of.nodes
-    within = size * (near - 1) / (of.near if once < 1 else of.size) / over.within
+    within = size * (near - 1) / (of.near if once < 1 else of.size) / over.among(near)
     between = once * size * (nodes - 1) / nodes / over.between
     return max(within, between) + over.ring(of)
 
@@ -119,4 +125,4 @@ def exchange(size: float, of: Group, over: Links, once: float = 1.0) -> float:
 def send(size: float, far: bool, over: Links) -> float:
     """Seconds of sending ``size`` bytes to one rank, of another node where ``far``."""
     hop = HOP_FAR if far else HOP_NEAR if over.direct else HOP_HOST
-    return size / (over.between if far else over.within) + over.latency * (START_RING + hop)
+    return size / (over.between if far else over.among(2)) + over.latency * (START_RING + hop)

@@ -19,12 +19,40 @@ BUS: dict[str, float] = {
 OTHER_BUS, CHIP, REACHED = 31.5, 450.0, 0.8
 """GB/s each way between a card and its host: PCIe 3, 5 and 4, 16 lanes; of Grace's own link (NVLink-C2C); and what is
 reached of it with pinned memory: 25 of 31.5."""
-CHIPS = ("gh200-", "gb200-", "gb300-")
-"""Cards on a board with their host."""
+
+
+class Chip(NamedTuple):
+    """Of a card on a board with its host: what Grace's cores take beside a DGX H100's 8480C."""
+
+    python: float
+    """For what Python issues one by one; launches within a library's own loop nobody measured, and are as there."""
+    engine: float
+    """For a linear of Transformer Engine, beside the 115 µs that it took there."""
+
+
+CHIPS: dict[str, Chip] = {
+    "gh200-": Chip(33.17 / 13.48, 90.53 / 115),
+    "gb200-": Chip(37.08 / 13.48, 99.66 / 115),
+    "gb300-": Chip(37.08 / 13.48, 99.66 / 115),
+}
+"""By the beginnings of cards' names: µs of the forward of PyTorch's linear, and of Transformer Engine's in August 2025
+(NVIDIA/TransformerEngine#2053), which is quicker than it was (#1191); a GB300's as a GB200's."""
+NO_CHIP = Chip(1.0, 1.0)
 HOST_STEP = 34 * GIGA
 """Bytes per second at which the CPU optimizers of a node step, all its cards' together: 3.1e9 elements of Qwen2.5-3B in
 3.08 s on a host of 128 cores under the usual launch (deepspeedai/DeepSpeed#7474), at the 34 bytes that each reads and
 writes; 72B on 4 nodes in 10 s (#6834) is 61, a bound launch 44."""
+
+
+MESHES: dict[str, int] = {"gh200-": 4, "mi3": 8}
+"""Cards of a node that are joined two by two, without a switch, by the beginnings of their names: four GH200 by 150
+GB/s each way (apps.fz-juelich.de/jsc/hps/jupiter/configuration.html), MI300's eight by one Infinity Fabric link each
+(rocm.blogs.amd.com: mi300x-rccl-xgmi)."""
+
+
+def mesh_of(kind: Gpu) -> int:
+    """Such cards of a node; 0 with a switch."""
+    return next((cards for start, cards in MESHES.items() if kind.name.startswith(start)), 0)
 
 
 def host_of(kind: Gpu) -> float:
@@ -34,9 +62,14 @@ def host_of(kind: Gpu) -> float:
     return SERVER if kind.architecture in NEWER else 1.0
 
 
+def chip_of(kind: Gpu) -> Chip:
+    """The host that it stands on a board with."""
+    return next((chip for start, chip in CHIPS.items() if kind.name.startswith(start)), NO_CHIP)
+
+
 def bus(kind: Gpu) -> float:
     """Bytes per second one way to the host's pinned memory."""
-    return (CHIP if kind.name.startswith(CHIPS) else BUS.get(kind.architecture, OTHER_BUS)) * REACHED * GIGA
+    return (CHIP if kind.name.startswith(tuple(CHIPS)) else BUS.get(kind.architecture, OTHER_BUS)) * REACHED * GIGA
 
 
 CACHE: dict[str, float] = {"8.0": 40e6, "8.9": 72e6}

@@ -177,7 +177,7 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
     chains = (
         activated
         + device.cache.moved(each.turned, shape.turned, 2 * FP32 * tokens * each.width, memory)
-        + each.dispatched
+        + each.dispatched * shape.expert_tensor
     )
     chains += each.left if shape.merged else 0.0
     ring = RING_BYTES * shape.ring * each.per_pair / 4 if shape.ring > 1 else 0.0
@@ -204,6 +204,7 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
         shape.own,
         shape.units,
         shape.walked,
+        shape.graphed,
     )
     host = host_of(each, issued, rates)
     weighed = shape.weighed / shape.tensor / memory

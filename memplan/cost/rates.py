@@ -3,7 +3,6 @@
 How far a speed may be off follows from how far rates may be (``fitting``). No rate is fitted to a row of the tables
 that the model is held against (docs/accuracy.md)."""
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost.attention import (
@@ -19,7 +18,7 @@ from memplan.cost.attention import (
     SLOW,
     products_of,
 )
-from memplan.cost.machines import GIGA, Cache, bus, cache_of, host_of
+from memplan.cost.machines import GIGA, NO_CHIP, Cache, Chip, bus, cache_of, chip_of, host_of, mesh_of
 from memplan.spec.gpu import Gpu
 
 TERA = 10**12
@@ -122,9 +121,11 @@ class Rates(NamedTuple):
     """Share of the backward, and of the forward where weights are gathered, behind which communication can hide."""
     latency: float
     """Times that NCCL's own latencies (``links``) are met."""
+    looped: float
+    """Of a kernel that a loop over experts issues: as one from Python."""
 
 
-EXPECTED = Rates(1.6, 0.985, 150.0, 0.82, 0.75, 0.45, 28e-6, 0.6, 200e-6, 120e-6, 0.85, 1.0)
+EXPECTED = Rates(1.6, 0.985, 150.0, 0.82, 0.75, 0.45, 28e-6, 0.6, 200e-6, 120e-6, 0.85, 1.0, 28e-6)
 
 
 class Device(NamedTuple):
@@ -167,6 +168,9 @@ class Device(NamedTuple):
     masked: float = OTHER_MASKED
     """Share of ``attention`` that a forward under a mask reaches."""
     cache: Cache = Cache()
+    chip: Chip = NO_CHIP
+    mesh: int = 0
+    """Cards of a node that are joined two by two (``MESHES``)."""
 
     def slower(self, times: float) -> "Device":
         """What it computes takes so many times as long; not what its memory does."""
@@ -249,6 +253,8 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         host=host_of(kind),
         masked=MASKED.get(kind.architecture, OTHER_MASKED),
         cache=cache_of(kind, units),
+        chip=chip_of(kind),
+        mesh=mesh_of(kind),
     )
 
 
@@ -274,14 +280,6 @@ def _wide(kind: Gpu) -> float:
 def _unlike(one: Gpu, other: Gpu) -> bool:
     """Of another architecture, where either's is told."""
     return other.vendor != "custom" and one.architecture != other.architecture
-
-
-@lru_cache(maxsize=64)
-def on_host(rates: Rates, host: float) -> Rates:
-    """Rates whose host takes so many times as long; the same object for the same."""
-    if host == 1.0:
-        return rates
-    return rates._replace(launch=rates.launch * host, hook=rates.hook * host, module=rates.module * host)
 
 
 def products_rate(on: Device, rates: Rates, itemsize: int) -> float:

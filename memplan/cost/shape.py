@@ -9,6 +9,7 @@ from memplan.cost.work import ModelWork
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
 from memplan.engine.tensors import expert_ranks
 from memplan.spec.lora import Adapter
+from memplan.spec.megatron import Megatron
 from memplan.spec.recipe import Recipe
 
 HALF, FP32 = 2, 4
@@ -112,6 +113,8 @@ class Shape(NamedTuple):
     """FSDP's, of a layer."""
     walked: bool
     """All modules are, before each micro-step (transformers' Trainer: ``model.train()``)."""
+    graphed: tuple[str, ...]
+    """What CUDA graphs take of a layer."""
 
 
 def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
@@ -163,7 +166,17 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
         own=kernels.adapters == "fused",
         units=units_of_layer(recipe, adapted / layers),
         walked=recipe.trainer.runs_on == "accelerate",
+        graphed=graphed(settings) if megatron else (),
     )
+
+
+def graphed(settings: Megatron) -> tuple[str, ...]:
+    """Scopes of CUDA graphs; a whole layer's are attention's and the feed-forward's."""
+    if settings.cuda_graph_impl == "none":
+        return ()
+    if settings.cuda_graph_impl == "full_iteration":
+        return ("full_iteration",)
+    return settings.cuda_graph_scope or ("attn", "mlp", "moe_router", "moe_preprocess")
 
 
 def units_of_layer(recipe: Recipe, adapted: float) -> float:

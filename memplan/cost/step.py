@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memplan.cost.generation import generating
-from memplan.cost.host import EXPERT_LINEARS
+from memplan.cost.host import EXPERT_LINEARS, on_host
 from memplan.cost.links import Links, links
 from memplan.cost.optimizer import (
     adding_seconds,
@@ -24,7 +24,7 @@ from memplan.cost.optimizer import (
 )
 from memplan.cost.passes import Head, Pass, Passes, head_pass, passes_of
 from memplan.cost.peak import slowest
-from memplan.cost.rates import Device, Rates, on_host
+from memplan.cost.rates import Device, Rates
 from memplan.cost.shape import Shape, looped, shape_of, without_training
 from memplan.cost.stages import Shares, predictors, shares
 from memplan.cost.tower import tower_pass
@@ -104,7 +104,8 @@ class Prepared(NamedTuple):
 
 def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     """That of a recipe, whatever its batch."""
-    work, rates, device = model_work(recipe.model), on_host(rates, device.host), slowest(device, recipe.parallel.world)
+    work, device = model_work(recipe.model), slowest(device, recipe.parallel.world)
+    rates = on_host(rates, device.host, device.chip)
     over, sizes = links(device, rates, recipe.hardware.cluster), _sizes(recipe, work)
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
     waits = stepped_on_host(recipe) > 0 or is_offloaded(recipe, "activations")

@@ -180,6 +180,9 @@ def tensor_parallel(recipe: Recipe, work: ModelWork, over: Links, memory: float)
     if degrees.tensor == 1:
         return 0.0
     of = group(degrees.tensor, 1, recipe.hardware.gpus_per_node)
+    if over.mesh and recipe.trainer.megatron and recipe.megatron.tp_comm_overlap:
+        both = 2 / (1 / over.among(of.near) + 1 / over.among(2))  # Transformer Engine's gathers go around, by one link
+        over = over._replace(within=both, mesh=0)
     each = recipe.rows * recipe.batch.sequence_length / degrees.context * recipe.numerics.itemsize
     copied = COPIED / memory if degrees.sequence and not recipe.trainer.megatron else 0.0
     return sum(

@@ -17,6 +17,9 @@ DISPATCHERS = ("alltoall", "allgather", "flex")
 DTYPES = ("fp32", "bf16", "fp16", "fp8")
 FORMATS = ("", "e4m3", "hybrid")
 RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+GRAPHS = ("none", "local", "transformer_engine", "full_iteration")
+GRAPHED = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration")
+"""Scopes of CUDA graphs (megatron-core 0.16 transformer/enums.py: CudaGraphScope)."""
 NO_EFFECT = ("bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
 """Settings that change speed, not memory, where the rest is as modelled."""
 LATER = (
@@ -29,6 +32,11 @@ def _modules(value: object) -> tuple[str, ...]:
     return listed("megatron.recompute_modules", value, RECOMPUTE_MODULES)
 
 
+def _graphed(value: object) -> tuple[str, ...]:
+    spaced = ",".join(value.split()) if isinstance(value, str) else value
+    return () if spaced in ("full", ["full"]) else listed("megatron.cuda_graph_scope", spaced, GRAPHED)
+
+
 def _named(value: object, info: ValidationInfo) -> str:
     known = {
         "cp_comm_type": COMMUNICATIONS,
@@ -37,6 +45,7 @@ def _named(value: object, info: ValidationInfo) -> str:
         "recompute_method": ("uniform", "block"),
         "cross_entropy_fusion_impl": ("native", "te"),
         "fp8_format": FORMATS,
+        "cuda_graph_impl": GRAPHS,
         "fp8_recipe": RECIPES,
     }.get(str(info.field_name), DTYPES)
     text = "" if value in (None, False) else str(value).strip().lower()
@@ -93,6 +102,10 @@ class Megatron(Frozen):
     overlap_param_gather: bool = False
     tp_comm_overlap: bool = False
     """Tensor parallelism's gathers and scatters run beside the products that need them; buffers are not counted."""
+    cuda_graph_impl: Name = "none"
+    """CUDA graphs issue their kernels at once: the host's time alone, not what graphs hold of memory."""
+    cuda_graph_scope: Annotated[tuple[str, ...], BeforeValidator(_graphed)] = ()
+    """What graphs take of each layer; empty: all of it. full_iteration: the whole step, experts and all."""
     ddp_bucket_size: Annotated[int, Field(ge=0, le=10**12)] = 0
     """Elements of a bucket where communication overlaps; 0: Megatron's own, max(40 M, 1 M × data-parallel ranks)."""
     num_distributed_optimizer_instances: Annotated[int, Field(ge=1, le=100_000)] = 1
