@@ -32,7 +32,7 @@ def parse(model_type: str, **keys: Any) -> ModelSpec:
         ({"model_type": "qwen9_next"}, "'qwen9_next'", "qwen3_next"),
         ({"model_type": "Llama"}, "'Llama'", "llama"),
         ({"model_type": "zzz", "architectures": ["ZzzForCausalLM"]}, "ZzzForCausalLM", "llama, mistral"),
-        ({"model_type": "x" * 10_000}, "...", "known"),
+        ({"model_type": "x" * 10_000}, "...", "memplan show models"),
         ({}, "names no model_type", "llama"),
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM", "llama"),
         ({"model_type": None}, "names no model_type", "llama"),

@@ -113,6 +113,7 @@ DECODERS = Families(*FILES)
 FAMILIES = Families(*FILES, _with_towers)
 """Every model_type that memplan describes."""
 
+SHOWN = "such as llama, mistral, qwen3 (memplan show models has all)"
 BY_CLASS = {"DeepseekV3ForCausalLM": "deepseek_v3"}
 """Classes that configs of other model_types name in ``architectures`` (Kimi-K2), and the type whose class it is."""
 
@@ -127,7 +128,7 @@ def parse_config(config: Mapping[str, object], name: str, source: str = "") -> M
     if not isinstance(model_type, str) or not model_type:
         raise UnknownArchitecture(
             f"the config of {name} names no model_type" + classes(config),
-            'add "model_type", one of ' + ", ".join(FAMILIES),
+            f'add "model_type", {SHOWN}',
         )
     if model_type not in FAMILIES and (known := by_class(config)):
         spec = FAMILIES[known](Config(config, name, source))
@@ -161,5 +162,5 @@ def hint(model_type: str) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(model_type[:80], FAMILIES, 3)  # another number is the family's next version
-    known = "nearest: " + ", ".join(close) if close else "known: " + ", ".join(FAMILIES)
+    known = "nearest: " + ", ".join(close) if close else f"known: {SHOWN}"
     return known + "; or memplan estimate … --exact, if transformers knows it; or --total-params for a generic shape"
