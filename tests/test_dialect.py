@@ -302,6 +302,29 @@ def test_2u1_adapts_the_head_unless_it_is_left_out(row: tuple[str, bool]) -> Non
     assert job(f"{own} {row[0]} --vision_lora True")["lora"]["exclude_modules"] == ["multi_modal_projector"]
 
 
+TOWERS = (
+    ("--use_llm_lora 8", 8, ["vision_tower", "multi_modal_projector"]),
+    ("--use_llm_lora 8 --use_backbone_lora 0", 8, ["vision_tower", "multi_modal_projector"]),
+    ("--use_llm_lora 8 --use_backbone_lora 16", 16, ["multi_modal_projector"]),
+    ("--use_llm_lora 16 --use_backbone_lora 8", 16, ["multi_modal_projector"]),
+)
+
+
+@over(TOWERS)
+def test_internvl_has_adapters_on_the_tower_beside_those_of_the_language_model(row: tuple[str, int, list[str]]) -> None:
+    own = "--model_name_or_path OpenGVLab/InternVL2_5-1B --conv_style a --force_image_size 448 --max_seq_length 1024"
+    own += " --freeze_llm True --freeze_mlp True --freeze_backbone True --output_dir x --bf16 True"
+    own += " --per_device_train_batch_size 1"
+    lora = job(f"{own} {row[0]}", "internvl/train/x.py")["lora"]
+    assert (lora["r"], [*lora["exclude_modules"]]) == row[1:]
+
+
+def test_adapters_on_the_tower_alone_are_not_read() -> None:
+    found = check(f"{SEES} --max_seq_length 1024 --max_pixels 50176 --use_backbone_lora 8")
+    assert found.fits == "unclear"
+    assert "use_backbone_lora" in found.text
+
+
 def test_a_task_that_is_dpo_is_no_supervised_fine_tuning() -> None:
     found = check(f"{PLAIN} --model_max_length 512 --task DPO")
     assert found.fits == "unclear"

@@ -286,3 +286,30 @@ def test_a_flag_of_attention_gives_way_to_a_flag(tmp_path: Path, monkeypatch: py
     assert text == FLAGGED.replace("flash_attention: true", "flash_attention: false")
     (old,) = check_all("config.yaml", {"gpu": "v100-32gb"})
     assert old.hint == "write config.yaml, line 17: flash_attention: false; config.yaml: sdp_attention: true"
+
+
+@pytest.mark.parametrize(
+    ("more", "release", "version"),
+    [
+        ("", "0.18", "5.14"),
+        ("flash_attn_fuse_qkv: false", "0.11", "4.53.1"),
+        ("flash_attn_fuse_qkv: false\nflash_attn_rms_norm: false", "0.11", "4.53.1"),
+        ("s2_attention:", "0.18", "5.14"),
+        ("type: sharegpt.load_role", "0.4.1", "4.41.1"),
+        ("type: chat_template", "0.18", "5.14"),
+    ],
+)
+def test_keys_that_went_tell_the_release(tmp_path: Path, more: str, release: str, version: str) -> None:
+    of_set = more.startswith("type")
+    text = QLORA.replace("type: alpaca", more) if of_set else f"{QLORA}{more}\n"
+    found = read(tmp_path, text)
+    assert found.job.trainer_version == version
+    assert f"Axolotl {release} takes transformers {version}" in found.origins["trainer_version"]
+
+
+@pytest.mark.parametrize("key", ["flash_attn_fuse_mlp", "flash_attn_rms_norm", "flash_attn_cross_entropy"])
+def test_fused_layers_of_old_releases_are_counted_from_above(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{QLORA}{key}: true\n", encoding="utf-8")
+    rows = [check_all(str(path), {"gpu": gpu})[0] for gpu in ("h100-80gb", "4GB")]
+    assert [row.fits for row in rows] == ["yes", "unclear"]

@@ -1,7 +1,6 @@
 """Axolotl's keys by name: its defaults, and what memory does not feel.
 
-Source: axolotl 0.18 utils/schemas/*.py, utils/config/__init__.py, integrations/*/args.py; trl 1.8 and transformers
-5.14, which it pins."""
+Source: axolotl 0.18 utils/schemas/*.py, utils/config/__init__.py, integrations/*/args.py."""
 
 from typing import Any
 
@@ -11,7 +10,11 @@ from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
-TRL_VERSION, TRANSFORMERS_VERSION = "1.8", "5.14"
+RELEASES = {release: row.split() for release, row in rows_of(_PARTS["releases"]).items()}
+"""By release, the transformers and the TRL that it pins."""
+GONE = {word: release for release, row in reversed(rows_of(_PARTS["gone"]).items()) for word in row.split()}
+"""Keys that went, and the last release that took them; the oldest comes last."""
+TRANSFORMERS_VERSION, TRL_VERSION = RELEASES["0.18"]
 DEFAULTS: dict[str, Any] = settings_in(
     """sequence_len=512 micro_batch_size=1 gradient_accumulation_steps=1 optimizer=adamw_torch_fused bf16=auto
     gradient_checkpointing=false lora_dropout=0.0"""
@@ -37,4 +40,6 @@ MARKS = words(
 
 NOT_MODELLED = rows_of(_PARTS["not-modelled"])
 """Keys that bear on memory and are not understood."""
+NO_LESS = rows_of(_PARTS["no-less"])
+"""Keys that are not modelled and take no more than what is counted in their place."""
 HARMLESS = words(_PARTS["harmless"])

@@ -13,18 +13,18 @@ from memplan.frameworks.axolotl.keys import (
     METHODS,
     NOT_MODELLED,
     OWN_OPTIMIZERS,
-    TRANSFORMERS_VERSION,
-    TRL_VERSION,
+    RELEASES,
 )
 from memplan.frameworks.axolotl.launch import read_start, starts
 from memplan.frameworks.axolotl.model import put_cast, read_adapter, read_attention_flags, read_kernels
-from memplan.frameworks.axolotl.switches import read_switches
+from memplan.frameworks.axolotl.switches import read_switches, release_of
 from memplan.frameworks.axolotl.write import in_flags, trainer_of, write
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import read_deepspeed
 from memplan.frameworks.hugging_face.switches import ask_loaded, mapping, read_compile
+from memplan.frameworks.hugging_face.version import labelled
 from memplan.frameworks.own_words.names import lora_targets, put_hf_optimizer, with_values
 from memplan.frameworks.transformers import assume_one_gpu
 from memplan.frameworks.trl.keys import METHODS as TRL_METHODS
@@ -45,8 +45,9 @@ def recognise(document: Document) -> tuple[str, ...]:
 def read(document: Document, draft: Draft) -> None:
     """One config, or the one that a script starts with."""
     settings = read_start(document, draft) if document.form == "shell" else document.settings
-    keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
-    method = _method(keys)
+    release, sign = release_of(settings)
+    keys = Keys(draft, settings, labelled(FRAMEWORK, release, draft), DEFAULTS)
+    method = _method(keys, sign)
     keys.copy("model", "base_model")
     if keys.has("revision_of_model"):
         keys.copy("revision", "revision_of_model")
@@ -77,8 +78,9 @@ def read(document: Document, draft: Draft) -> None:
     draft.finishers["precision"] = hf_precision.settle
 
 
-def _method(keys: Keys) -> str:
-    """``rl``, ``reward_model``; else supervised fine-tuning. Raises InvalidJob for what is not modelled."""
+def _method(keys: Keys, sign: str) -> str:
+    """``rl``, ``reward_model``; else supervised fine-tuning. Raises InvalidJob for what is not modelled. ``sign``: what
+    tells the release."""
     word = (keys.text("rl") or "").lower()
     word = {"true": "dpo", "false": ""}.get(word, word)  # a switch, in its first versions
     reward = keys.flag("reward_model")
@@ -87,9 +89,11 @@ def _method(keys: Keys) -> str:
     method = METHODS[word] if word else "reward" if reward else "sft"
     key = ("rl",) if word else ("reward_model",) if reward else ("rl",)
     keys.put("method", method, *key)
-    trainer, version = ("transformers", TRANSFORMERS_VERSION) if method == "sft" else ("trl", TRL_VERSION)
+    trainer = "transformers" if method == "sft" else "trl"
+    version = RELEASES[keys.framework.version][trainer == "trl"]
     keys.draft.put("trainer", trainer, Origin(FILE, f"{keys.settings.path}: Axolotl trains {method} with it"))
-    keys.draft.put("trainer_version", version, Origin(DEFAULT, f"{FRAMEWORK.label} takes {trainer} {version}"))
+    origin = Origin(DEFAULT, f"{sign}{keys.framework.label} takes {trainer} {version}")
+    keys.draft.put("trainer_version", version, origin)
     return method
 
 
@@ -122,7 +126,7 @@ def _precision(keys: Keys) -> None:
     if key:
         origin = Origin(FILE, f"{keys.settings.where(key)}: {key} {str(keys.get(key)).lower()}")
     else:
-        origin = Origin(DEFAULT, f"{FRAMEWORK.label}: bf16 auto")
+        origin = Origin(DEFAULT, f"{keys.framework.label}: bf16 auto")
     keys.draft.facts["amp"] = ("no" if pure or kind == "fp32" else kind, origin)
     keys.draft.facts["load"] = (kind, origin)
 
@@ -188,8 +192,7 @@ def _losses(keys: Keys, method: str) -> None:
     if method != "grpo":
         keys.skip("trl")
         return
-    for job_key in ("sequence_length",):
-        keys.draft.forget(job_key)
+    keys.draft.forget("sequence_length")
     inner = keys.section("trl").settings
     adapter = bool(keys.text("adapter"))
     found = Keys(keys.draft, with_values(inner, {"use_peft": adapter or None}), FRAMEWORK, TRL_METHODS["grpo"])

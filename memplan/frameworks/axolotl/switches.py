@@ -6,7 +6,9 @@ Source: axolotl 0.19 utils/schemas/config.py (check_auto_enable_lora_kernels, at
 from collections.abc import Mapping
 
 from memplan.frameworks.asking import GENERATES
+from memplan.frameworks.axolotl.keys import GONE, NO_LESS
 from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.documents import Settings
 from memplan.frameworks.local_models import check_vocabulary
 from memplan.frameworks.row_making import read_rows
 
@@ -19,10 +21,27 @@ PLUGINS = (
 GENERATING = ("do_causal_lm_eval", "do_bench_eval", "eval_table_size", "generate_samples", "dpo_generate_during_eval")
 
 
+def release_of(settings: Settings) -> tuple[str, str]:
+    """The oldest release that a key of the file, or of one of its datasets, was last taken by, and what says so; empty
+    where none went."""
+    sets = settings.values.get("datasets")
+    inner = [each for each in sets if isinstance(each, Mapping)] if isinstance(sets, list) else []
+    found = ("", "")
+    for word, release in GONE.items():
+        key, _, value = word.partition("=")
+        where = key if key in settings.values else "datasets"
+        if any(each.get(key) is not None and str(each[key]).startswith(value) for each in (settings.values, *inner)):
+            found = release, f"{settings.where(where)}: {word.replace('=', ': ')} was there until {release}, and "
+    return found
+
+
 def read_switches(keys: Keys, method: str) -> None:
     """After adapters, attention, losses and sharding are read."""
     _fused_adapters(keys, method)
     _plugins(keys)
+    for key in (key for key in NO_LESS if keys.is_on(key)):
+        keys.bound(key, NO_LESS[key])
+    keys.skip(*NO_LESS)
     evaluates = "eval_batch_size" in keys.draft.values
     for key in GENERATING:
         if keys.get(key) and evaluates:

@@ -56,6 +56,16 @@ class Dialect:
         names = [name for meaning in meanings if (name := self.one(meaning))]
         return next((name for name in names if self.keys.flag(name)), "")
 
+    @property
+    def adapts_tower(self) -> str:
+        """The name of what puts adapters on the vision tower too; empty where none are there."""
+        return self.on("tower-lora") or (self.ranked("tower-rank-on") if self.ranked("rank-on") else "")
+
+    def ranked(self, meaning: str) -> str:
+        """The name of a rank above 0, which turns these adapters on."""
+        name = self.one(meaning)
+        return name if name and (self.keys.whole(name) or 0) > 0 else ""
+
     def off(self, meaning: str) -> str:
         """The name of a switch that is said to be off."""
         name = self.one(meaning)
@@ -66,13 +76,16 @@ def read_adapter(dialect: Dialect) -> None:
     """``lora``, after the base's quantisation: whether there is one, its rank and its targets."""
     keys = dialect.keys
     mode, kind, switch = _mode(dialect), dialect.one("kind"), dialect.on("lora", "q-lora", "gptq")
-    rank_on, full, rank = dialect.one("rank-on"), dialect.on("full"), dialect.one("rank")
+    rank_on, of_tower = dialect.ranked("rank-on"), dialect.ranked("tower-rank-on")
+    full, rank = dialect.on("full"), dialect.one("rank")
     if kind and str(keys.get(kind)).lower() not in PLAIN:
         keys.warn(kind, "adapters other than LoRA are not read", "adapters")
     elif kind and str(keys.get(kind)).lower() == "lora":
         switch = switch or kind
-    if rank_on and keys.whole(rank_on):
-        rank = switch = rank_on
+    if rank_on:  # of two ranks that differ the larger, which takes no less
+        rank = switch = max(rank_on, of_tower or rank_on, key=lambda name: keys.whole(name) or 0)
+    elif of_tower:
+        keys.warn(of_tower, "adapters on the tower alone are not read", "adapters")
     spoken = keys.get if dialect.program else keys.settings.values.get  # a default is of a program that is known
     off = full or any(spoken(name) is not None and keys.flag(name) is False for name in dialect.names("lora"))
     lora = bool(not full and (switch or mode))
@@ -127,7 +140,7 @@ def _parts(dialect: Dialect, rank: str) -> dict[str, Any] | None:
     saved = dialect.one("saved")
     if saved and keys.names(saved):
         lora["modules_to_save"] = [name.rsplit(".", 1)[-1] for name in keys.names(saved) or ()]
-    lora["targets"] = "all-linear" if dialect.on("tower-lora") else _targets(dialect, asked="r" not in lora)
+    lora["targets"] = "all-linear" if dialect.adapts_tower else _targets(dialect, asked="r" not in lora)
     if keys.has("freeze_merger") or keys.has("lora_namespan_exclude"):
         _add_ends(keys, lora)
     return lora

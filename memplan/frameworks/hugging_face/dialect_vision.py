@@ -65,7 +65,7 @@ def read_freezing(dialect: Dialect) -> None:
 
 def _beside_adapters(dialect: Dialect, left: list[str]) -> None:
     """Parts beside a language model with adapters: ``left`` are not frozen, and known scripts train them whole."""
-    keys, on = dialect.keys, dialect.on("tower-lora")
+    keys, on = dialect.keys, dialect.adapts_tower
     lora = keys.draft.values.get("lora")
     if dialect.script is None or not dialect.script.beside or not isinstance(lora, dict):
         named = {module: dialect.off(f"freeze-{part}") or dialect.on(f"tune-{part}") for part, module in FROZEN[1:]}

@@ -193,9 +193,11 @@ def put_changes(trainer: Thing, found: list[Thing], run: Run, draft: Draft) -> N
     """All that was changed, as keys that nobody understands."""
     config = found[0].values.get("config") if found else None
     holders = [*found[:1], trainer]
-    for key, why, place in [(key, why, each.places[key]) for each in holders for key, why in each.values.items()
-                            if key.startswith(MARK)]:  # fmt: skip
-        draft.warn(key.removeprefix(MARK), str(place), why, "model")
+    for each in holders:
+        for key, why in each.values.items():
+            if key.startswith(MARK):  # of a branch that nobody can decide the change is one of two
+                said = why if isinstance(why, str) else next(one for one in why.either if isinstance(one, str))
+                draft.warn(key.removeprefix(MARK), str(each.places[key]), said, "model")
     if found and "upcast" in found[0].values and draft.values.get("quantization", "none") == "none":
         why = "a cast of the program's own is made of some weights"
         draft.warn("float32", str(found[0].places["upcast"]), why, "precision")
