@@ -170,6 +170,15 @@ def test_a_config_is_read_as_the_programs_that_take_it() -> None:
     assert check_file("b.yaml", CARD).job["batch_size"] == 5
 
 
+def test_a_config_whose_name_speaks_of_a_preference_may_be_another_programs() -> None:
+    Path("train.py").write_text(OWN)
+    Path("a-dpo.yaml").write_text("base: Qwen/Qwen2.5-0.5B\nrows: 3\n")
+    found = check_file("a-dpo.yaml", CARD)
+    assert found.fits == "unclear"
+    assert "the file's name speaks of dpo" in found.text
+    assert check_file("a-dpo.yaml", {**CARD, "method": "sft"}).fits == "yes"
+
+
 def test_a_config_of_which_a_program_reads_nothing_is_not_its() -> None:
     """Its own model would answer for it: another program's, one of verl's, a list of tools."""
     own = OWN.replace('c["base"]', 'c.get("base", "Qwen/Qwen2.5-0.5B")').replace('c["rows"]', 'c.get("rows", 1)')

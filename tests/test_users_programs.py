@@ -319,3 +319,11 @@ Trainer(model=model, args=args, train_dataset=rows.map(partial(cut, 777, tokeniz
 
 def test_what_a_mapped_function_is_given_beforehand_cuts() -> None:
     assert checked("a.py", PARTIAL).job["sequence_length"] == 777
+
+
+@pytest.mark.parametrize("other", ["None", '["embed_tokens"]'])
+def test_of_modules_that_one_of_two_lists_saves_all_are_counted(other: str) -> None:
+    text = ADAPTED.format(trainer="SFTTrainer", config="SFTConfig", arguments="max_length=256", **WRAPPED)
+    text = text.replace("lora =", f'import os\nends = ["lm_head"] if os.path.exists("x") else {other}\nlora =')
+    found = checked("a.py", text.replace('"all-linear"', '"all-linear", modules_to_save=ends'))
+    assert set(found.job["lora"]["modules_to_save"]) == {"lm_head", *other.strip('["]').split()} - {"None"}, found.text

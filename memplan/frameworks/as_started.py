@@ -15,6 +15,7 @@ from memplan.frameworks.following import found_at, program_at
 from memplan.frameworks.launch import launch_of
 from memplan.frameworks.parts import parts
 from memplan.frameworks.starters import names, naming, runs, starters
+from memplan.frameworks.trl.methods import method_of
 from memplan.spec.reading import JobInput, Unread
 
 CONFIGS = (".yaml", ".yml", ".json")
@@ -57,6 +58,8 @@ def first_started(
             continue
         if given is not None and config and _reads_none(training, document, given):
             continue
+        if config and given is not None:
+            given = _of_its_name(given, document, how)
         if mine is None and given is not None and here in given.opened:
             mine = marked(given, how)
         left = {each.key for each in alone.unread} if alone and not config else set()
@@ -74,6 +77,17 @@ def first_started(
     if not config or asked is None or not (_is_foreign(alone) if alone else _is_nobodys(document, read)):
         return None
     raise asked
+
+
+def _of_its_name(given: JobInput, document: Document, how: str) -> JobInput:
+    """With a question, where a config's name speaks of a preference and what may open it is supervised fine-tuning: its
+    program may be another, which is not here."""
+    word = method_of(document.path)
+    if word in ("", "sft", "distill") or given.job.method != "sft" or given.sources.get("method") == "option":
+        return given
+    why = f"the file's name speaks of {word}; {how}, it is supervised fine-tuning"
+    asked = Unread("method", document.path, why, "method", "add --method sft, if it is", asks="method")
+    return given._replace(unread=(*given.unread, asked))
 
 
 _NAMED = re.compile(r"[\w.-]+/[\w./-]+")

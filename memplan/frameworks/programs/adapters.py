@@ -89,9 +89,9 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = Fa
         where = str(config.places.get(key, config.place))
         if key in NO_EFFECT or key == "lora_alpha" or value is None or (unsloth and key in UNSLOTH_HARMLESS):
             continue
-        if key == "target_modules" and (several := _any_of(value)):
-            lora["targets"] = several
-            draft.remarks.append(f"{where}: target_modules {verb(value)}: all of them that the model has are counted")
+        if key in ("target_modules", "modules_to_save") and (several := _any_of(value, key == "modules_to_save")):
+            lora[FIELDS.get(key, key)] = several
+            draft.remarks.append(f"{where}: {key} {verb(value)}: all of them that the model has are counted")
         elif not known(value) or (isinstance(value, str) and "$" in value):  # --lora_r $1
             _ask_lora(key, value, where, draft)
         elif key in FIELDS:
@@ -106,9 +106,11 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = Fa
     draft.put("lora", lora, Origin(FILE, f"{config.place}: {config.last}"))
 
 
-def _any_of(value: Any) -> Any:
-    """All modules that one of several lists may name; nothing where these are not known."""
+def _any_of(value: Any, or_none: bool) -> Any:
+    """All modules that one of several lists may name; nothing where these are not known. ``or_none``: no list is none,
+    and not PEFT's own."""
     either = value.either if isinstance(value, Unknown) else ()
+    either = tuple(each for each in either if each is not None) if or_none else either
     if not either or not all(known(each) and type(each) in (list, tuple) for each in either):
         return None
     return list(dict.fromkeys(str(name) for each in either for name in each))
