@@ -350,3 +350,18 @@ def test_a_call_reads_anew_what_its_script_starts() -> None:
         (found,) = check_many(["run.sh"], CARD)
         kinds.append("lora" in found.job)
     assert kinds == [False, True]
+
+
+def test_a_config_with_variables_in_its_name_is_the_one_file_that_it_can_be() -> None:
+    Path("c").mkdir()
+    Path("run.sh").write_text('name="c/$1_${2}.yaml"\nllamafactory-cli train $name\n')
+    Path("c/a_b.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len: 256\n"
+        "per_device_train_batch_size: 1\nbf16: true\ntemplate: qwen\n"
+    )
+    found = check_file("run.sh", CARD)
+    assert found.fits == "yes", found.text
+    assert any("is taken for c/a_b.yaml" in each for each in found.warnings)
+    Path("c/a_c.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-1.5B\n")
+    several = check_file("run.sh", CARD)
+    assert (several.fits, several.hint) == ("error", "check the one that it is: memplan check c/a_b.yaml")

@@ -88,6 +88,7 @@ def _settled(name: str, **values: str) -> Draft:
 COPIES = [
     ("unsloth/Llama-3.2-3B-Instruct", {}, "meta-llama/Llama-3.2-3B-Instruct"),
     ("somebody/Qwen2.5-1.5B-sft-mine", {}, "Qwen/Qwen2.5-1.5B"),
+    ("somebody/Llama-3-Base-8B-SFT", {}, "meta-llama/Meta-Llama-3-8B"),
     ("unsloth/Qwen2.5-7B-Instruct-bnb-4bit", {"quantization": "nf4-double"}, "Qwen/Qwen2.5-7B-Instruct"),
     ("Qwen/Qwen-7B", {}, "Qwen/Qwen-7B"),
     ("unsloth/Qwen2.5-7B-Instruct-bnb-4bit", {}, "unsloth/Qwen2.5-7B-Instruct-bnb-4bit"),

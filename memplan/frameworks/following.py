@@ -7,6 +7,7 @@ import posixpath
 import re
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,14 +79,43 @@ MOST_PARTS = 6
 """Of a path of another machine, from its end, that are looked for in the project."""
 
 
+_VARIABLES = re.compile(r"(?:\$(?:\{[^{}]*\}|\d|[A-Za-z_]\w*))+")
+
+
+def _may_be(path: str, name: str) -> list[str]:
+    """Configs of the project that a name with variables in it may be: ``configs/${SIZE}_sft.yaml``."""
+    pattern = _VARIABLES.sub("*", name)
+    if (
+        pattern == name
+        or pattern.startswith(("*", "/"))
+        or ".." in pattern
+        or not re.search(r"\.(ya?ml|json|toml)$", pattern)
+    ):
+        return []
+    here = Path(path).resolve().parent
+    roots = dict.fromkeys((here, *here.parents[: len(here.parts) - len(project_of(here).parts)]))
+    found = next((hits for root in roots if (hits := sorted(islice(root.glob(pattern), MOST_FILES)))), [])
+    return [os.path.relpath(each) for each in found]
+
+
+MOST_FILES = 50
+"""Of a folder that are looked at for a name with variables."""
+
+
 def open_reference(settings: Settings, key: str, reference: str) -> Document:
     """The file that a key names: beside its own, in the working directory around that, or in a folder between.
 
     ``$ROOT/zero3.json`` is looked for as zero3.json. Raises Missing for a reference out of these, to the network, or to
     nothing. Links are resolved first."""
     name = _ROOT.sub("", reference)
+    may_be = _may_be(settings.path, name)
+    if len(may_be) == 1:
+        why = f"{settings.where(key)}: {key}: {reference[:80]} is taken for {may_be[0]}, all that it can be here"
+        found = open_document(may_be[0])
+        return replace(found, remarks=(*found.remarks, why))
     if "://" in name or is_template(name):
-        raise _missing(settings, key, f"{reference[:80]!r} is not followed", "give it with --with")
+        hint = f"check the one that it is: memplan check {may_be[0]}" if may_be else "give it with --with"
+        raise _missing(settings, key, f"{reference[:80]!r} is not followed", hint)
     said = settings.paths.get(f"{settings.prefix}{key}", settings.path)  # an option over a file is its command's
     path = found_at(said, name) or found_at(settings.path, name)
     away = path is None and name.startswith("/")  # another machine's: its last parts may lie here, two at least

@@ -213,7 +213,7 @@ def within(path: str) -> dict[str, Any] | None:
 
     None where two names stand beside each other, or words of another size or shape."""
     for folder in reversed([part for part in path.split("/") if part][-4:]):
-        parts = _words(folder)
+        parts = _untuned(folder)
         turned = _names_by_words().get(_in_order(parts))  # vicuna-v1-3-7b
         if turned:
             return find_preset(turned)
@@ -236,6 +236,11 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word for word, after in pairs if not (word == "v" and after.isdigit()))
 
 
+def _untuned(name: str) -> tuple[str, ...]:
+    """Its words without those of how a model was tuned, wherever they stand: ``Llama-3-Base-8B-SFT``."""
+    return tuple(word for word in _words(name) if word not in ("base", "instruct", "chat", "it", "hf"))
+
+
 def _place(name: tuple[str, ...], parts: tuple[str, ...]) -> int | None:
     """Where a name's words stand in others, one after the other."""
     width = len(name)
@@ -248,7 +253,7 @@ def _names() -> dict[tuple[str, ...], str]:
     found = {}
     for preset in every_model():
         for name in (str(preset["name"]), *map(last_part, hub_ids(preset))):
-            parts = _words(name)
+            parts = _untuned(name)
             if len(parts) > 2 and "b" in parts:
                 found[parts] = str(preset["name"])
     return found

@@ -32,7 +32,8 @@ def put_method(dialect: Dialect, program: str) -> None:
         )
         keys.assume("method", "sft", f"{where or 'transformers'}: a model's own loss")
         hint = "" if "program" in draft.facts else "add --method"  # of a program's own trainer no option changes
-        for other in (other for other in OF_OTHERS if keys.has(other) and "method" not in draft.given):
+        told = "method" in draft.given
+        for other in (key for key in keys.settings.values if not told and (key in OF_OTHERS or "reward" in key)):
             keys.warn(other, "is of another method than supervised fine-tuning", "method", hint)
     elif name in PAIRS:
         draft.put("method", name, Origin(FILE, where))
