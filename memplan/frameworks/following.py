@@ -85,12 +85,7 @@ _VARIABLES = re.compile(r"(?:\$(?:\{[^{}]*\}|\d|[A-Za-z_]\w*))+")
 def _may_be(path: str, name: str) -> list[str]:
     """Configs of the project that a name with variables in it may be: ``configs/${SIZE}_sft.yaml``."""
     pattern = _VARIABLES.sub("*", name)
-    if (
-        pattern == name
-        or pattern.startswith(("*", "/"))
-        or ".." in pattern
-        or not re.search(r"\.(ya?ml|json|toml)$", pattern)
-    ):
+    if pattern == name or pattern.startswith(("*", "/")) or ".." in pattern or not pattern.endswith(CONFIGS):
         return []
     here = Path(path).resolve().parent
     roots = dict.fromkeys((here, *here.parents[: len(here.parts) - len(project_of(here).parts)]))
@@ -98,6 +93,7 @@ def _may_be(path: str, name: str) -> list[str]:
     return [os.path.relpath(each) for each in found]
 
 
+CONFIGS = (".yaml", ".yml", ".json", ".toml")
 MOST_FILES = 50
 """Of a folder that are looked at for a name with variables."""
 
