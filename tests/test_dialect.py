@@ -325,6 +325,16 @@ def test_adapters_on_the_tower_alone_are_not_read() -> None:
     assert "use_backbone_lora" in found.text
 
 
+def test_a_word_that_is_no_strategy_is_an_error() -> None:
+    assert "'sometimes' is no strategy" in check(f"{PLAIN} --model_max_length 512 --eval_strategy sometimes").text
+
+
+def test_a_rewards_keys_are_of_no_supervised_fine_tuning() -> None:
+    found = check(f"{PLAIN} --model_max_length 512 --skip_reward_step 16")
+    assert found.fits == "unclear"
+    assert "skip_reward_step" in found.text
+
+
 def test_a_task_that_is_dpo_is_no_supervised_fine_tuning() -> None:
     found = check(f"{PLAIN} --model_max_length 512 --task DPO")
     assert found.fits == "unclear"

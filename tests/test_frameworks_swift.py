@@ -156,6 +156,7 @@ def test_preferences_know_their_reference_and_their_packs(tmp_path: Path) -> Non
                           "--packing true --tuner_type full --attn_impl flash_attn\n")  # fmt: skip
     assert (dpo.values["method"], dpo.values["sequence_length"]) == ("dpo", 8192)  # two of that length are a pack
     simpo = drawn(tmp_path, f"{LORA.replace('sft', 'rlhf --rlhf_type cpo --loss_type simpo')}\n")
+    assert subjects(drawn(tmp_path, f"{LORA.replace('sft', 'rlhf --rlhf_type dpo --loss_type mine')}\n")) == {"loss"}
     assert (simpo.values["method"], simpo.values["sft_term"]) == ("simpo", True)
     assert drawn(tmp_path, f"{LORA.replace('sft', 'dpo')} --sft_type lora\n").values["method"] == "dpo"
 

@@ -168,10 +168,13 @@ EVAL_BATCH_SIZE = 8
 
 def _evaluation(keys: Keys) -> None:
     """Evaluation's batch, where there is evaluation."""
-    strategy = keys.text("eval_strategy") or keys.text("evaluation_strategy") or "no"
+    key = "eval_strategy" if keys.text("eval_strategy") else "evaluation_strategy"
+    strategy = (keys.text(key) or "no").lower().removeprefix("intervalstrategy.")
     keys.skip("per_device_eval_batch_size", "eval_accumulation_steps", "predict_with_generate")
-    if strategy.lower() in ("no", "false", "intervalstrategy.no"):
+    if strategy in ("no", "false"):
         return
+    if strategy not in ("steps", "epoch", "true"):
+        raise keys.settings.error(key, f"{strategy[:20]!r} is no strategy", "write no, steps or epoch")
     if keys.flag("predict_with_generate"):
         keys.warn("predict_with_generate", GENERATES)
     if "eval_batch_size" not in keys.draft.given:

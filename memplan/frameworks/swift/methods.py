@@ -10,6 +10,7 @@ from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import VLLM as ARGUMENTS
 from memplan.frameworks.generating import put, put_engine, put_offload, put_server, read_fields, warn_engine
 from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
+from memplan.frameworks.trl.keys import KNOWN_LOSSES
 from memplan.presets import find_preset
 from memplan.units import ceil_div
 
@@ -29,8 +30,8 @@ def read_method(keys: Keys, verb: str) -> str:
     if method == "cpo" and losses and losses[0] == "simpo":
         method = "simpo"
     keys.put("method", method, *([key] if key else []))
-    if keys.has("loss_type") and not key:
-        keys.warn("loss_type", "a loss of its own is counted as cross-entropy", "loss")
+    if keys.has("loss_type") and (not key or {*losses} - KNOWN_LOSSES):
+        keys.warn("loss_type", f"a loss of its own is counted as {method}'s usual", "loss")
     keys.skip("loss_type", "rlhf_type")
     task = (keys.text("task_type") or "causal_lm").lower()
     if task == "seq_cls" or (keys.has("num_labels") and task == "causal_lm"):
