@@ -195,7 +195,8 @@ def draft_of(
             continue
         draft.read.append(f"{row.label} ({document.path})")
         draft.remarks += document.remarks
-        draft.followed.append(str(Path(document.path).resolve()))
+        config = document.settings.path  # of a command's options, where it names one
+        draft.followed += [str(Path(each).resolve()) for each in dict.fromkeys((document.path, config))]
         _read(document, row, draft)
     last = (IMAGES, "model")  # images need lengths that are settled, and a missing model is asked for with all else
     for name in sorted(draft.finishers, key=lambda name: last.index(name) if name in last else -1):

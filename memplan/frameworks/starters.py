@@ -75,7 +75,9 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
                 words = [word.text for word in launch.command.words]
                 if any(names(word, name, here) for word in words):
                     yield name, " ".join(words)
-                elif others := [word for word in words if _beside(found_at(name, word), here)]:
+                    continue
+                own = words[words.index(program) + 1 :] if program in words else words  # not those of its launcher
+                if others := [word for word in own if _beside(found_at(name, word), here)]:
                     yield name, " ".join(str(here) if word == others[0] else word for word in words)
     programs = [
         (name, text)

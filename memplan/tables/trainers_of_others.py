@@ -112,6 +112,7 @@ def _llamafactory_beside(since: str) -> Trainer:
     era = [each for each in TRANSFORMERS if version_key(each.since) <= newest][-1]
     return _LLAMAFACTORY._replace(
         since=since,
+        optimizer_impl=era.optimizer_impl,
         models=era.models._replace(freezes_tower=True),
         numerics=_LLAMAFACTORY.numerics._replace(fsdp_in_fp32=version_key(since) < (0, 9, 3)),
         loss=_LLAMAFACTORY.loss._replace(heads={"sft": era.loss.heads["*"], "*": "log-softmax"}),

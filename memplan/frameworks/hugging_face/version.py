@@ -125,8 +125,13 @@ def _fused_by_default(draft: Draft) -> bool:
     chosen = FILE in told or {"optimizer", "optimizer_impl"} & draft.given or given.get("optimizer", "adamw") != "adamw"
     if chosen or any(each.decides == "optimizer" for each in draft.unread):
         return False
-    trainer = find_trainer(str(given.get("trainer", "transformers")), str(given.get("trainer_version") or ""))
-    return bool(given.get("optimizer_impl", trainer.optimizer_impl) == "fused")
+    own = find_trainer(
+        str(given.get("trainer", "transformers")), str(given.get("trainer_version") or "")
+    ).optimizer_impl
+    if own != "fused":  # the reader's default is the newest one's
+        for table in (draft.values, draft.origins):
+            table.pop("optimizer_impl", None)
+    return own == "fused" and given.get("optimizer_impl", own) == "fused"
 
 
 FREES_INPUTS = (0, 43, 2)

@@ -19,7 +19,7 @@ from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.llamafactory import v1 as llamafactory_v1
 from memplan.frameworks.llamafactory.keys import ATTENTIONS, DEFAULTS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
-from memplan.frameworks.llamafactory.switches import RESTING, put_version, read_optimizer, rest, resting
+from memplan.frameworks.llamafactory.switches import OLD, RESTING, put_version, read_optimizer, rest, resting
 from memplan.frameworks.llamafactory.write import write
 from memplan.frameworks.own_words.names import bound_images, config_of, is_command_of, lora_targets, may_see_images
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
@@ -61,6 +61,8 @@ def read(document: Document, draft: Draft) -> None:
         return
     launch = only_launch([found for found in launches(document) if is_ours(found)])
     verb = launch.words[0].text if launch.words else ""
+    if launch.program.endswith(f"{OLD}.py"):
+        draft.facts[OLD] = f"{launch.where}: {launch.program}"
     if launch.program.endswith(".py") and not is_command_of(launch, PROGRAMS, VERBS):
         told_of(document.path, launch.program, launch.where, draft)
     read_settings(config_of(launch, draft), draft, verb if verb in VERBS else "")
@@ -102,7 +104,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
         return
     keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
     _trains(keys)
-    put_version(settings.path, draft)
+    put_version(settings, draft)
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)
     keys.copy("model", "model_name_or_path")

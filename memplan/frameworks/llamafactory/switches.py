@@ -4,7 +4,9 @@ optimizers of its own switches; and which version it is."""
 from typing import Any
 
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
+from memplan.frameworks.documents import Settings
 from memplan.frameworks.hugging_face.towers import reads_text_alone
+from memplan.frameworks.hugging_face.version import told
 from memplan.frameworks.image_bounds import fill_with_images
 from memplan.frameworks.own_words.names import lora_targets, may_see_images
 from memplan.frameworks.pinned import pinned
@@ -97,13 +99,21 @@ def _linears(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(linear for name in names for linear in BLOCKS.get(name, (name,)))
 
 
-def put_version(path: str, draft: Draft) -> None:
-    """What the project pins, or what goes with the transformers that it, or its copy of LLaMA-Factory, lets in."""
+OLD, GONE = "train_bash", "evaluation_strategy"
+"""A script (src/train_bash.py until 0.7.0, src/train.py from then on), and an argument of transformers'."""
+
+
+def put_version(settings: Settings, draft: Draft) -> None:
+    """What the project pins, or what goes with the transformers that it, or its copy of LLaMA-Factory, lets in; else
+    with the last that took an argument which went (``evaluation_strategy``), or the script that ended with 0.7."""
     if draft.now("trainer_version"):
         return
-    version, whose = pinned(path, "llamafactory")
+    version, whose = pinned(settings.path, "llamafactory")
     why = f"{whose} pins llamafactory {version}"
-    beneath, whose = ("", "") if version else pinned(path, "transformers")
+    beneath, whose = ("", "") if version else pinned(settings.path, "transformers")
+    old = draft.facts.get(OLD) or (settings.where(GONE) if GONE in settings.values else "")
+    if old and not version and not beneath:
+        beneath, whose = told("transformers", "args", (GONE,))[0], str(old)
     if beneath:
         taking = (own for own, last in LLAMAFACTORY_BESIDE.items() if version_key(beneath)[:2] <= version_key(last))
         version = next(taking, list(LLAMAFACTORY_BESIDE)[-1])
