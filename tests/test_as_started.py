@@ -365,3 +365,42 @@ def test_a_config_with_variables_in_its_name_is_the_one_file_that_it_can_be() ->
     Path("c/a_c.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-1.5B\n")
     several = check_file("run.sh", CARD)
     assert (several.fits, several.hint) == ("error", "check the one that it is: memplan check c/a_b.yaml")
+
+
+FACTORY = (
+    "model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset: d\ntemplate: qwen\nstage: sft\ndo_train: true\n"
+    "finetuning_type: full\ncutoff_len: 512\nper_device_train_batch_size: 1\nbf16: true\n"
+)
+
+
+def test_a_config_is_the_one_that_its_page_s_command_names_and_no_launchers() -> None:
+    Path("t").mkdir()
+    Path("t/train.py").write_text("from llamafactory.train.tuner import run_exp\nrun_exp()\n")
+    for name, length in (("a", 256), ("b", 384)):
+        Path(f"t/{name}.yaml").write_text(FACTORY.replace("512", str(length)))
+    Path("t/launch.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n")
+    command = "accelerate launch --config_file t/launch.yaml t/train.py t/"
+    Path("README.md").write_text(f"```\n{command}a.yaml\n```\n```\n{command}b.yaml\n```\n")
+    forget()
+    for name, length in (("a", 256), ("b", 384)):
+        found = check_file(f"t/{name}.yaml", {**CARD, "num_gpus": 8})
+        assert found.fits == "yes", found.text
+        assert (found.job["sequence_length"], found.job["sharding"]) == (length, "zero3")
+
+
+@pytest.mark.parametrize(
+    ("program", "more", "version"),
+    [
+        ("src/train.py", "", None),
+        ("src/train_bash.py", "", "0.8"),
+        ("src/train.py", "evaluation_strategy: steps", "0.8"),
+    ],
+)
+def test_what_llamafactory_gave_up_tells_its_version_whose_adamw_was_not_fused(
+    program: str, more: str, version: str | None
+) -> None:
+    Path("a.yaml").write_text(f"{FACTORY}{more}\n")
+    Path("run.sh").write_text(f"python {program} a.yaml\n")
+    found = check_file("run.sh", CARD)
+    ways = (found.job.get("trainer_version"), found.job["optimizer_impl"])
+    assert ways == (version, "foreach" if version else "fused"), found.text
