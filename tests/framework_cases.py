@@ -202,6 +202,7 @@ SAID: dict[str, dict[str, Any]] = {
 HYBRID = Fsdp(own_ends=True, replicate=2)
 LINES: list[tuple[str, str, str, object]] = [
     ("torchtitan", "data_parallel_shard_degree = 16", "num_gpus", 32),
+    ("torchtitan", "pipeline_parallel_degree = 4", "precision", "fp32"),
     ("torchtitan", 'fsdp_reshard_after_forward = "never"', "reshard_after_forward", False),
     ("torchtitan", '[optimizer]\nimplementation = "foreach"', "optimizer_impl", "foreach"),
     ("torchtitan", "[compile]\nenable = true", "compile", True),

@@ -57,6 +57,18 @@ def test_what_is_unclear_of_its_own_stays_so(tmp_path: Path) -> None:
     assert (fits, "its layout takes 16 GPUs; unclear: fp32_residual_connection" in text) == ("no", True)
 
 
+def test_what_no_number_of_gpus_would_help_is_said_instead(tmp_path: Path) -> None:
+    """Of a model that is refused on Megatron anyway, the answer is never the next multiple."""
+    (tmp_path / "train.yaml").write_text(
+        "train: {micro_batch_size: 1, global_batch_size: 64}\nmodel: {tensor_model_parallel_size: 2, "
+        "pipeline_model_parallel_size: 8, seq_length: 1024}\ncheckpoint: {pretrained_checkpoint: "
+        "/ckpts/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16}\n"
+    )
+    found = check_file(str(tmp_path / "train.yaml"), {"gpu": "h100-80gb", "num_gpus": 8})
+    assert found.fits == "error"
+    assert "layers is not modelled" in found.text
+
+
 def test_a_number_that_only_does_not_divide_is_an_error(tmp_path: Path) -> None:
     assert check(tmp_path, 2, gpus=24)[0] == "error"
 

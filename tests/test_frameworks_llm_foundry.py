@@ -4,13 +4,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from framework_cases import changed, unclear_text
+from framework_cases import changed, decided, unclear_text
 from framework_cases import read_text as read
 
 from memplan.engine.build import build_ledger
 from memplan.errors import InvalidJob
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import framework_of
+from memplan.models import load_model
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 
@@ -109,7 +110,11 @@ def test_platform_file(tmp_path: Path) -> None:
         ("mixed_precision: PURE", "mixed_precision: FULL", "mixed_precision"),
         ("fsdp_config:", "fsdp_config:\n  keep_low_precision_grads: true", "keep_low_precision_grads"),
         ("name: decoupled_adamw", "name: adalr_lion", "optimizer"),
-        ("  init_device: mixed", "  config_overrides:\n    num_hidden_layers: 4", "num_hidden_layers"),
+        (
+            "  init_device: mixed",
+            "  config_overrides:\n    text_config:\n      num_hidden_layers: 4",
+            "num_hidden_layers",
+        ),
         ("pretrained_model_name_or_path: Qwen/Qwen2.5-0.5B", "pretrained_model_name_or_path: mosaicml/mpt-7b", "model"),
         ("callbacks:", "algorithms:\n  alibi: {}\ncallbacks:", "alibi"),
         ("name: Qwen/Qwen2.5-0.5B\ntrain", "name: google/gemma-7b\ntrain", "tokenizer"),
@@ -118,6 +123,20 @@ def test_platform_file(tmp_path: Path) -> None:
 )
 def test_what_decides_and_is_not_modelled(tmp_path: Path, old: str, new: str, word: str) -> None:
     assert word in unclear(tmp_path, changed(CONFIG, old, new))
+
+
+def test_what_is_set_of_the_models_config_is_counted(tmp_path: Path) -> None:
+    """setattr(config, k, v) for each of them (hf_causal_lm.py); GPT-2's class has names of its own."""
+    fields = "  config_overrides:\n    num_hidden_layers: 4\n    rope_scaling:\n      factor: 2.0"
+    few = read(tmp_path, changed(CONFIG, "  init_device: mixed", fields))
+    assert load_model(few.job.model).num_layers == 4  # type: ignore[arg-type]
+    assert "model" not in decided(few).values()
+    gpt2 = changed(CONFIG, "name_or_path: Qwen/Qwen2.5-0.5B", "name_or_path: openai-community/gpt2")
+    longer = changed(gpt2, "  init_device: mixed", "  config_overrides:\n    n_positions: 4096\n    n_layer: 2")
+    given = read(tmp_path, longer)
+    assert isinstance(given.job.model, dict)
+    assert (given.job.model["max_position_embeddings"], given.job.model["num_hidden_layers"]) == (4096, 2)
+    assert read(tmp_path, longer, model="Qwen/Qwen3-8B").job.model == "Qwen/Qwen3-8B"
 
 
 def test_a_micro_batch_that_is_found_by_trying_is_counted_at_its_least(tmp_path: Path) -> None:

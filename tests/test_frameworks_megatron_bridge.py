@@ -8,6 +8,7 @@ from framework_cases import read_text as read
 from framework_cases import unclear_text
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.megatron_bridge.recipes import TABLE, recipe
 from memplan.frameworks.reading import framework_of
 
@@ -129,6 +130,17 @@ def test_unknown_recipe_is_never_guessed(tmp_path: Path) -> None:
     text = RUN.replace("qwen3_600m_sft_config", "my_own_sft_config")
     assert "my_own_sft_config" in unclear(tmp_path, text, "run.sh")
     assert "my_own_sft_config" in unclear(tmp_path, text, "run.sh", model="Qwen/Qwen3-0.6B")
+
+
+def test_a_checkpoints_name_is_a_models(tmp_path: Path) -> None:
+    """Where no recipe is told: training starts from it (``checkpoint.pretrained_checkpoint``)."""
+    text = """train: {micro_batch_size: 1, global_batch_size: 16}
+model: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 1, seq_length: 1024}
+"""
+    with pytest.raises(NotKnown, match="no recipe"):
+        read(tmp_path, text)
+    named = read(tmp_path, f"{text}checkpoint: {{pretrained_checkpoint: /share/ckpts/megatron/Qwen3-0.6B}}\n")
+    assert named.job.model == "Qwen/Qwen3-0.6B"
 
 
 def test_distillation_and_evaluation_are_refused(tmp_path: Path) -> None:

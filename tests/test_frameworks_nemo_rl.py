@@ -187,6 +187,14 @@ def test_what_decides_and_is_not_modelled_is_named(tmp_path: Path, more: str, ke
     assert decided(over(tmp_path, SFT, more)) == {key: decides}
 
 
+def test_what_is_set_of_the_models_config_is_counted(tmp_path: Path) -> None:
+    """AutoConfig.from_pretrained(name, **hf_config_overrides)."""
+    few = over(tmp_path, SFT, "policy:\n  hf_config_overrides: {num_hidden_layers: 2, rope_scaling: {factor: 2}}\n")
+    assert isinstance(few.job.model, dict)
+    assert few.job.model["num_hidden_layers"] == 2
+    assert not few.unread
+
+
 def test_adapters_of_dtensor(tmp_path: Path) -> None:
     lora = over(tmp_path, SFT, "policy:\n  dtensor_cfg: {lora_cfg: {enabled: true, dim: 32}}\n").job.lora
     assert lora is not None

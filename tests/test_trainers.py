@@ -282,3 +282,19 @@ def test_trl_loads_the_policy_of_cpo_and_orpo_by_the_checkpoints_dtype(
     recipe = recipe_of(trainer="trl", method=method, **keys)
     assert recipe.storage.precision.name == precision
     assert recipe.numerics.autocast == 2
+
+
+@pytest.mark.parametrize(
+    ("trainer", "version", "said"),
+    [
+        ("litgpt", "0.1", "LitGPT 0.5 alone was read"),
+        ("openrlhf", "0.3.1", "OpenRLHF 0.11 alone was read"),
+        ("openrlhf", "0.11.2", None),
+        ("torchtune", "0.2", None),
+        ("xtuner", "0.1", "XTuner was read at one commit"),
+        ("pytorch", "2.9", "a bare loop has no versions"),
+    ],
+)
+def test_a_version_that_decides_nothing_is_said(trainer: str, version: str, said: str | None) -> None:
+    told = recipe_of(trainer=trainer, trainer_version=version, method="sft").provenance.warnings
+    assert [(said or "") in text for text in told if "decides nothing" in text] == [True] * bool(said)

@@ -164,8 +164,8 @@ def _check(
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer) or unshared(error, path, given, answer)
-            except InvalidJob:
-                larger = None
+            except InvalidJob as deeper:  # on as many GPUs as it takes there would be none either
+                error, larger = deeper, None
             if larger is None:  # what was not understood may be why
                 raise _in_doubt(given, error) from None
             return larger

@@ -21,7 +21,7 @@ from memplan.spec.parts import Mixer
 from memplan.spec.reading import JobInput
 from memplan.tables.families import FUNCTIONAL_DROPOUT, PROBABILITIES_ALONE, SINCE_5
 from memplan.tables.methods import METHODS, Method
-from memplan.tables.trainer import Reference, Trainer
+from memplan.tables.trainer import Reference, Trainer, version_key
 from memplan.tables.trainers import TRAINERS, find_trainer, is_newer, newest_read
 from memplan.units import DTYPE_BYTES, format_count, parse_count
 
@@ -54,13 +54,14 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
     spec = policy_model(given, job, notes)
     method, trainer = METHODS[job.method], _beside_model(find_trainer(job.trainer, job.trainer_version or ""), spec)
     check_method(job, method, trainer)
+    why = _one_version(job, trainer)
     if is_newer(job.trainer, job.trainer_version or ""):
         notes.remark(
             f"trainer_version: {job.trainer_version} is later than {trainer.title} {newest_read(job.trainer)}, the "
             "newest that was read: its defaults are taken"
         )
-    elif job.trainer_version and not newest_read(job.trainer) and len(TRAINERS[job.trainer]) == 1:
-        notes.remark(f"trainer_version: {job.trainer_version} decides nothing: {_one_version(job, trainer)}")
+    elif job.trainer_version and len(TRAINERS[job.trainer]) == 1 and why:
+        notes.remark(f"trainer_version: {job.trainer_version} decides nothing: {why}")
     check_task(job, method, trainer, spec, notes)
     spec = as_class_runs(job, trainer, spec, notes)
     spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
@@ -77,9 +78,13 @@ def _beside_model(trainer: Trainer, spec: ModelSpec) -> Trainer:
 
 
 def _one_version(job: Job, trainer: Trainer) -> str:
+    """Why the version of a trainer of one era bears on nothing; empty where it is the one that was read."""
     if job.trainer == "pytorch":
         return "a bare loop has no versions; name the trainer"
-    return f"{trainer.title} was read at one commit"
+    newest = newest_read(job.trainer)
+    if newest and version_key(newest) == version_key(job.trainer_version or "")[: len(version_key(newest))]:
+        return ""
+    return f"{trainer.title} {newest} alone was read" if newest else f"{trainer.title} was read at one commit"
 
 
 @lru_cache(maxsize=64)

@@ -38,10 +38,6 @@ OF_FSDP = words(
 )
 OWN_LAYERS = re.compile(r"mosaicml/mpt-.*|replit/.*", re.IGNORECASE)
 """Models of the Hub whose code is LLM Foundry's own (``trust_remote_code`` is on by default)."""
-QUIET = words(
-    "max_seq_len attn_config use_cache attention_dropout output_router_logits rope_theta max_position_embeddings"
-)
-"""Overrides of a model's config that memory does not feel."""
 BESIDE_FSDP = (
     ("activation_cpu_offload", "activations on the host are counted on the card"),
     ("cpu_offload", "weights on the host are counted on the card"),

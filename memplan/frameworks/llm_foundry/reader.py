@@ -11,6 +11,7 @@ from functools import partial
 from memplan.frameworks import processes
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.config_changes import change
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.fsdp_keys import put_inner
@@ -26,7 +27,6 @@ from memplan.frameworks.llm_foundry.keys import (
     OTHER_MODELS,
     OWN_LAYERS,
     PRECISIONS,
-    QUIET,
     SECTIONS,
 )
 from memplan.frameworks.own_words.names import OTHERS, lora_targets, module_names
@@ -86,17 +86,14 @@ def _settings(document: Document, draft: Draft) -> Settings:
 def _model(keys: Keys) -> None:
     """The Hub's by its name; MPT by its sizes, whose layers are LLM Foundry's own."""
     name = keys.text("model.name") or ""
-    shape = [key for key in keys.settings.values if key.startswith("model.config_overrides.")]
-    for key in shape:
-        if key.split(".")[2] in QUIET:
-            keys.skip(key)
+    change(keys, "model.config_overrides.")
     if name in OTHER_MODELS:
         why = f"{name[:40]} is no decoder with a head of its vocabulary that is trained here"
         raise keys.settings.error("model.name", why, "memplan estimates the training of language models")
     if name == "mpt_causal_lm":
         _mpt(keys)
     elif "model" in keys.draft.given:
-        keys.skip(LOADS, *shape)
+        keys.skip(LOADS)
     elif keys.has(LOADS) and not is_template(keys.get(LOADS)):
         keys.copy("model", LOADS)
     else:
@@ -282,8 +279,6 @@ def _close(keys: Keys) -> None:
             keys.warn(key, "it is counted without it", "parallelism")
         elif key.startswith("compile_config"):
             keys.warn(key, "the model is counted as it is written, which holds more", "")
-        elif key.startswith("model.config_overrides.") and not keys.took(key):
-            keys.warn(key, "the model is counted as its name says", "model")
     keys.skip(*(key for key in keys.settings.values if key.startswith(SECTIONS)))
     keys.close(HARMLESS)
 

@@ -17,6 +17,8 @@ _PARTS = parts_of(__file__)
 SECTIONS = ("train", "dist", "optimizer", "ddp", "model")
 """Sections of the config that bear, later ones stronger where two have a name."""
 SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+NAMED = ("hf_model_path", "from", "hf_model_id", "checkpoint.pretrained_checkpoint")
+"""What names a model of the Hub, the strongest first: a checkpoint is a folder with the model's name."""
 LENGTHS = words_of(
     """dataset.packed_sequence_specs.packed_sequence_size dataset.offline_packing_specs.packed_sequence_size
     dataset.seq_length dataset.sequence_length seq_length model.seq_length"""

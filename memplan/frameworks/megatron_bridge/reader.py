@@ -17,7 +17,17 @@ from memplan.frameworks.megatron.keys import BEARING, KNOWN, NOT_MODELLED
 from memplan.frameworks.megatron.model import config_of, put_attention
 from memplan.frameworks.megatron.names import is_known
 from memplan.frameworks.megatron.reader import read_batch, read_knobs, read_parallel, read_recompute
-from memplan.frameworks.megatron_bridge.keys import DEFAULTS, FROZEN, LENGTHS, OWN, RENAMED, SECTIONS, SHAPED, SIZES
+from memplan.frameworks.megatron_bridge.keys import (
+    DEFAULTS,
+    FROZEN,
+    LENGTHS,
+    NAMED,
+    OWN,
+    RENAMED,
+    SECTIONS,
+    SHAPED,
+    SIZES,
+)
 from memplan.frameworks.megatron_bridge.recipes import recipe
 from memplan.frameworks.megatron_bridge.source import OVER, RECIPE, STEM, is_program, of_document, runs, trains
 from memplan.frameworks.own_words.names import OTHERS, bound_images
@@ -122,8 +132,8 @@ def _recipe(keys: Keys) -> str:
 def _model(keys: Keys, of_recipe: str) -> None:
     """The recipe's, the one that a bridge is made from, or the one that the fields describe."""
     draft = keys.draft
-    made = [key for key in ("hf_model_path", "from", "hf_model_id") if keys.has(key)]
-    keys.skip("hf_model_path", "from", "hf_model_id", "trust_remote_code", "load_hf_weights", "made")
+    made = [key for key in NAMED if keys.has(key)]
+    keys.skip(*NAMED, "trust_remote_code", "load_hf_weights", "made")
     shape = [key for key in keys.settings.values if key in SHAPED]
     if "model" in draft.given:
         keys.skip(*shape)

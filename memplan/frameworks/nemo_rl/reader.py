@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.config_changes import change
 from memplan.frameworks.critics import as_the_policy, read_name
 from memplan.frameworks.documents import Document, words
 from memplan.frameworks.fsdp_keys import put_inner
@@ -49,6 +50,7 @@ def read(document: Document, draft: Draft) -> None:
     draft.put("trainer", name, Origin(FILE, f"{keys.settings.path}: NeMo RL's settings"))
     keys.put("method", method)
     keys.copy("model", f"{POLICY}model_name")
+    change(keys, f"{POLICY}hf_config_overrides.")
     bound_images(keys, f"{POLICY}model_name", megatron)
     gpus = _gpus(keys, method)
     copies = _sizes(keys, "megatron_cfg" if megatron else "dtensor_cfg", gpus)

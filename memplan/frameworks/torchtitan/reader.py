@@ -171,14 +171,18 @@ def _parallel(keys: Keys) -> tuple[int, int]:
     inner = prod(sizes[name] for name in INNER)
     given = int(keys.draft.options.get("num_gpus") or 0)
     if shard > 0:
-        total = given or inner * shard * replicate
-        keys.put("num_gpus", total, "data_parallel_shard_degree")
+        said = inner * shard * replicate
+        keys.put("num_gpus", said, "data_parallel_shard_degree")
+        total = given or said
     else:
         total = given or max(GPUS, inner * replicate)
         keys.draft.put("num_gpus", total, Origin("trainer", f"{FRAMEWORK.label}: run_train.sh starts {GPUS} GPUs"))
     ranks = max(1, total // inner)
     sharded = ranks > replicate or sizes["context_parallel"] > 1 or shard > 1
-    if sharded:
+    if ranks == 1 and not sharded and inner > 1:  # one copy: nothing is divided, nor cast (utils.py: maybe_enable_amp)
+        keys.put("sharding", "fsdp2", "data_parallel_shard_degree")
+        keys.put("precision", "fp32", "tensor_parallel_degree", "pipeline_parallel_degree")
+    elif sharded:
         keys.put("sharding", "fsdp2", "data_parallel_shard_degree")
         put_inner(keys, "fsdp", "own_ends", True, "apply_fsdp")
         copies = replicate if ranks % replicate == 0 else ranks
@@ -226,7 +230,7 @@ def _training(keys: Keys, ranks: int, micro: int) -> None:
     stored, computed = keys.text("dtype"), keys.text("mixed_precision_param")
     if stored == "bfloat16":
         keys.put("precision", "bf16", "dtype")
-    else:
+    elif "precision" not in keys.draft.values:
         keys.put("precision", "bf16-amp" if computed == "bfloat16" else "fp32", "mixed_precision_param")
     if keys.draft.values.get("sharding") == "fsdp2":
         keys.put("reduce_dtype", "fp32", "mixed_precision_reduce")
