@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framework_cases import FILES, changed
+from framework_cases import FILES, changed, decided
 
 from memplan.api import estimate
 from memplan.frameworks.reading import read_target
@@ -87,8 +87,6 @@ def read(tmp_path: Path, text: str, name: str = "train.yaml", **options: Any) ->
         (TITAN, 'context_parallel_rotate_method = "alltoall"', "context_parallel_rotate_method"),
         (TITAN, "[debug]\ndeterministic = true", "debug.deterministic"),
         (TITAN, "[fault_tolerance]\nenable = true", "fault_tolerance.enable"),
-        (TITAN, '[compile]\nenable = true\ncomponents = ["loss"]', "compile.components"),
-        (LITGPT, "model_config: {n_layer: 2}", "model_config"),
     ],
 )
 def test_what_bears_is_named(tmp_path: Path, text: str, line: str, key: str) -> None:
@@ -96,6 +94,20 @@ def test_what_bears_is_named(tmp_path: Path, text: str, line: str, key: str) -> 
     plain, more = read(tmp_path, text, name, **_model(text)), read(tmp_path, f"{text}{line}\n", name, **_model(text))
     assert not [word for word in plain.warnings if f"{key} is not counted" in word or f"{key}:" in word]
     assert [word for word in more.warnings if key in word and "line" in word], more.warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "decides"),
+    [
+        (TITAN, '[optimizer]\nname = "Shampoo"', "optimizer.name", "optimizer"),
+        (LITGPT, "model_config: {n_layer: 2}", "model_config", "model"),
+    ],
+)
+def test_what_may_take_more_than_is_counted_leaves_it_unclear(
+    tmp_path: Path, text: str, line: str, key: str, decides: str
+) -> None:
+    name = "train.toml" if text is TITAN else "train.yaml"
+    assert decided(read(tmp_path, f"{text}{line}\n", name, **_model(text)))[key] == decides
 
 
 def _model(text: str) -> dict[str, Any]:
@@ -169,6 +181,7 @@ def test_what_bears_in_a_script_is_named(tmp_path: Path, name: str, more: str, k
         (AXOLOTL, "use_ray: true\nray_num_workers: 2", "num_gpus", 2),
         (TITAN, "[validation]\nenable = true\nlocal_batch_size = 3", "eval_batch_size", 3),
         (TITAN, "[validation]\nenable = false", "eval_batch_size", None),
+        (TITAN, '[compile]\nenable = true\ncomponents = ["loss"]', "compile", False),
     ],
 )
 def test_what_has_a_word_in_a_job_is_read(tmp_path: Path, text: str, line: str, job_key: str, value: object) -> None:

@@ -149,3 +149,13 @@ def test_options_stand_over_a_file_of_arguments(tmp_path: Path) -> None:
     assert (found["sequence_length"], found["batch_size"]) == (128, 2)
     unset = checked(tmp_path, 'accelerate launch --num_processes 2 open_instruct/finetune.py "$CONFIG"\n')
     assert (unset.fits, "names the file of arguments" in unset.text) == ("error", True)
+
+
+@pytest.mark.parametrize(("program", "more"), [(GRPO, "--num_learners_per_node 2 "), (DPO, ""), (SFT, "")])
+def test_adamw_that_is_asked_not_to_be_fused_takes_one_weight_after_another(
+    tmp_path: Path, program: str, more: str
+) -> None:
+    """torch.optim.AdamW(fused=False): only where both are None is foreach the default (torch 2.13 adamw.py)."""
+    found = job(tmp_path, f"python {program} {more}--fused_optimizer false\n", num_gpus=2)
+    assert found["optimizer_impl"] == "loop"
+    assert job(tmp_path, f"python {program} {more}\n", num_gpus=2)["optimizer_impl"] == "fused"

@@ -294,3 +294,8 @@ def test_keys_and_values_are_repeated_whatever_the_kernel() -> None:
     extra = allocated(**keys) - allocated(**keys, trainer="pytorch")
     repeated = 32 * 2 * 4096 * 2 * (4096 - 1024) * 2
     assert extra == pytest.approx(repeated, rel=0.1)
+
+
+def test_adapters_of_no_rank_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"lora\.r: '0' is less than 1"):
+        read(tmp_path, CONFIG.replace("lora_rank: 16", "lora_rank: 0"))

@@ -76,8 +76,8 @@ def subject_of(key: str, value: object = True) -> str:
     return "" if (off and subject != "freezing") or whole else subject
 
 
-ROWS = re.compile(r"(micro_batch_size(_per_\w+)?|per_device_\w*batch_size)$")
-"""Sizes of a device's batch, of which none may be 0: no trainer takes it for unset."""
+ROWS = re.compile(r"(micro_batch_size(_per_\w+)?|per_device_\w*batch_size|global_train_batch_size|gconfig\.n_samples)$")
+"""Numbers of rows, of which none may be 0: no trainer takes it for unset."""
 HALVES = re.compile(r"(?i)(torch\.)?(bf16|bfloat16|fp16|float16|half)")
 
 

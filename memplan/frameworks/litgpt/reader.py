@@ -122,7 +122,7 @@ def read_settings(settings: Settings, draft: Draft) -> None:
         keys.put("autocast", autocast, "precision")
     _adapter(keys, precision)
     _optimizer(keys)
-    keys.warn("model_config", "the model is counted as its name says")
+    keys.warn("model_config", "the model is counted as its name says", "model")
     assume_one_gpu(draft)
     keys.close(HARMLESS)
 

@@ -14,7 +14,7 @@ def read_grpo(keys: Keys, program: str) -> None:
     """The learners' side."""
     keys.put("gradient_checkpointing", "full")
     keys.put("loss_head", "selective")
-    keys.put("optimizer_impl", "fused", "fused_optimizer")
+    keys.put("optimizer_impl", "fused" if keys.flag("fused_optimizer") else "loop", "fused_optimizer")
     keys.put("reference", "resident" if keys.flag("load_ref_policy") else "none", "load_ref_policy")
     keys.put("entropy", "metric" if keys.flag("record_entropy") else "none", "record_entropy")
     temperature = keys.number("temperature")

@@ -197,7 +197,7 @@ def _optimizer(keys: Keys, method: str) -> None:
     elif method != "sft" and keys.flag("fused_optimizer"):
         keys.put("optimizer_impl", "fused", "fused_optimizer")
     elif keys.has("fused_optimizer") and not keys.flag("fused_optimizer"):
-        keys.put("optimizer_impl", "foreach", "fused_optimizer")
+        keys.put("optimizer_impl", "loop", "fused_optimizer")  # fused=False is not None: nor is foreach then
     if keys.has("optimizer_type") and keys.text("optimizer_type") != "adamw":
         keys.warn("optimizer_type", "is counted as adamw", decides="optimizer")
     keys.skip("use_8bit_optimizer", "dpo_use_paged_optimizer", "fused_optimizer", "optimizer_kwargs")

@@ -16,7 +16,7 @@ DEFAULT_TARGETS = LINEARS | words("experts fc1_latent_proj fc2_latent_proj")
 def read_adapters(keys: Keys, said: set[str]) -> None:
     """LoRA on every linear, in fp32 as the weights are."""
     at = next((name for name in (f"{MODEL}lora", f"{MODEL}experimental.lora") if name in said), f"{MODEL}lora")
-    rank = keys.whole(f"{at}.rank") or 16
+    rank = keys.whole(f"{at}.rank") if keys.has(f"{at}.rank") else 16
     if at not in said or str(keys.settings.values.get(at, "")).lower() in ("none", "null", "false"):
         return
     old = keys.flag(f"{at}.enabled")

@@ -82,11 +82,8 @@ def read(document: Document, draft: Draft) -> None:
     optimizer = keys.section("optimizer", {"name": "AdamW", "implementation": "fused"})
     _optimizer(optimizer)
     compiled = keys.section("compile", {"enable": False})
-    if compiled.flag("enable"):
+    if compiled.flag("enable") and "model" in (compiled.names("components") or ("model",)):
         compiled.put("compile", True, "enable")
-        parts = compiled.names("components")
-        if parts and "model" not in parts:
-            compiled.warn("components", "the layers are counted as compiled")
         if (compiled.text("backend") or "inductor") != "inductor":
             compiled.warn("backend", "another backend is counted as inductor")
     compiled.close(words("components backend"))
@@ -275,7 +272,7 @@ def _optimizer(keys: Keys) -> None:
         keys.put("optimizer", "adamw", "name")
         keys.put("optimizer_impl", {"for-loop": "loop"}.get(how, how), "implementation")
     else:
-        keys.warn("name", f"optimizer {name[:20]} is not modelled: adamw is counted in its place")
+        keys.warn("name", f"optimizer {name[:20]} is not modelled: adamw is counted in its place", "optimizer")
     if keys.flag("early_step_in_backward"):
         keys.warn("early_step_in_backward", "gradients are counted as held until the step")
     keys.close(words("lr eps weight_decay beta1 beta2 fused early_step_in_backward"))

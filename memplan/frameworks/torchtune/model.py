@@ -45,7 +45,8 @@ def _adapter(keys: Keys, quantised: bool, dtype: str) -> None:
     targets = [TARGETS[name] for name in (part.strip("[]'\" ") for part in names) if name in TARGETS]
     targets += ["gate_proj", "up_proj", "down_proj"] if keys.flag("model.apply_lora_to_mlp") else []
     targets += ["lm_head"] if keys.flag("model.apply_lora_to_output") else []
-    rank, dropout = keys.whole("model.lora_rank") or 8, keys.number("model.lora_dropout") or 0.0
+    rank = keys.whole("model.lora_rank") if keys.has("model.lora_rank") else 8
+    dropout = keys.number("model.lora_dropout") or 0.0
     lora = {"r": rank, "alpha": keys.number("model.lora_alpha"), "dropout": dropout, "targets": targets, "dtype": dtype}
     if keys.flag("model.use_dora"):
         lora["dora"] = True
