@@ -50,6 +50,7 @@ fsdp_config:
 callbacks:
   speed_monitor: {}
 """
+MPT = CONFIG.replace("  pretrained_model_name_or_path: Qwen/Qwen2.5-0.5B\n  use_flash_attention_2: true\n", "")
 ON_A_CARD = {"gpu": "h100-80gb"}
 
 
@@ -147,7 +148,22 @@ def test_a_micro_batch_that_is_found_by_trying_is_counted_at_its_least(tmp_path:
 
 def test_own_layers_are_never_taken_for_another_model(tmp_path: Path) -> None:
     sizes = "name: mpt_causal_lm\n  d_model: 64\n  n_heads: 4\n  n_layers: 2\n  vocab_size: 512\n  expansion_ratio: 4"
-    assert "own layers" in unclear(tmp_path, changed(CONFIG, "name: hf_causal_lm", sizes))
+    own = changed(MPT, "name: hf_causal_lm", sizes)
+    for odd in ("attn_config: {clip_qkv: 6}", "attn_config: {rope: true}", "ffn_config: {ffn_type: mptglu}"):
+        assert "own layers" in unclear(tmp_path, changed(own, "  expansion_ratio: 4", f"  expansion_ratio: 4\n  {odd}"))
+    assert "own layers" in unclear(tmp_path, changed(own, "d_model: 64", "d_model: 64\n  norm_type: rmsnorm"))
+
+
+def test_own_layers_are_counted_from_above_as_gpt2s(tmp_path: Path) -> None:
+    sizes = "name: mpt_causal_lm\n  d_model: 64\n  n_heads: 4\n  n_layers: 2\n  vocab_size: 512\n  attn_config:\n    "
+    flash = changed(MPT, "name: hf_causal_lm", f"{sizes}attn_impl: flash\n    alibi: true")
+    (tmp_path / "mpt.yaml").write_text(flash)
+    found = check_file(str(tmp_path / "mpt.yaml"), {"num_gpus": 8, **ON_A_CARD})
+    assert (found.fits, "at most" in found.text, found.job["attention"]) == ("yes", True, "flash")
+    assert isinstance(found.job["model"], dict)
+    assert found.job["model"]["resid_pdrop"] == 0
+    torch = read(tmp_path, flash.replace("attn_impl: flash", "attn_impl: torch"), num_gpus=8)
+    assert torch.job.attention == "eager"
     with pytest.raises(InvalidJob, match="hf_t5"):
         read(tmp_path, changed(CONFIG, "name: hf_causal_lm", "name: hf_t5"), num_gpus=8)
 

@@ -12,6 +12,7 @@ from typing import Any
 from memplan.errors import ModelError, ModelNotFound
 from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, model_hint, of_another_family
 from memplan.frameworks.base import Keys
+from memplan.frameworks.config_changes import settle_changes
 from memplan.frameworks.documents import is_template, words
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.hugging_face.towers import internvl_of
@@ -45,6 +46,7 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
     NotKnown where the trained one's is."""
     unknown = _settle_beside(draft)
     _settle_trained(draft, options)
+    settle_changes(draft)
     for each in unknown:
         each["model"] = options.get("model") or draft.values.get("model")
 

@@ -14,7 +14,6 @@ from memplan.frameworks import ownjob
 from memplan.frameworks.as_started import first_started, leaves_its_launcher
 from memplan.frameworks.asking import set_in
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Origin
-from memplan.frameworks.config_changes import settle_changes
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import FORMS, Document, of_command, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
@@ -205,7 +204,6 @@ def draft_of(
     put_share_left(draft)
     draft.unread[:] = [_spelt(each, draft) for each in draft.unread]
     settle_model(draft, from_options)
-    settle_changes(draft)
     _within_the_sequence(draft)
     draft.activations_stay()
     draft.engine_apart()

@@ -29,6 +29,7 @@ from memplan.frameworks.llm_foundry.keys import (
     PRECISIONS,
     SECTIONS,
 )
+from memplan.frameworks.llm_foundry.mpt import read_mpt
 from memplan.frameworks.own_words.names import OTHERS, lora_targets, module_names
 from memplan.frameworks.verl.source import flat, referred
 from memplan.units import ceil_div
@@ -91,7 +92,7 @@ def _model(keys: Keys) -> None:
         why = f"{name[:40]} is no decoder with a head of its vocabulary that is trained here"
         raise keys.settings.error("model.name", why, "memplan estimates the training of language models")
     if name == "mpt_causal_lm":
-        _mpt(keys)
+        read_mpt(keys)
     elif "model" in keys.draft.given:
         keys.skip(LOADS)
     elif keys.has(LOADS) and not is_template(keys.get(LOADS)):
@@ -117,22 +118,6 @@ def _vocabulary(keys: Keys) -> None:
     apart = [(name.rpartition("/")[0], re.split(r"[-_.\d]", name.rpartition("/")[2])[0]) for name in names]
     if all(names) and not any(map(is_template, names)) and all(a != b for a, b in zip(*apart, strict=True)):
         keys.warn("tokenizer.name", "the vocabulary is counted as the model's", "model")
-
-
-def _mpt(keys: Keys) -> None:
-    width, heads, layers = (keys.whole(f"model.{key}") for key in ("d_model", "n_heads", "n_layers"))
-    inner = keys.number("model.expansion_ratio") or 4
-    vocabulary = keys.whole("model.vocab_size") or 50368
-    keys.skip(*(key for key in keys.settings.values if key.startswith("model.")))
-    if "model" not in keys.draft.given and width and heads and layers:
-        sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_inner": int(inner * width)}
-        length = keys.whole("model.max_seq_len") or keys.whole("max_seq_len") or 2048
-        own = {"model_type": "gpt2", "vocab_size": vocabulary, "n_positions": length, "tie_word_embeddings": True}
-        keys.put("model", {**own, **sizes}, "model.d_model")
-    elif "model" not in keys.draft.given:
-        raise NotKnown(f"{keys.settings.where('model')}: model is not known: its sizes are not all there", MODEL)
-    why = "LLM Foundry's own layers are counted as GPT-2's of the same sizes"
-    keys.draft.warn("model.name", keys.settings.where("model.name"), why, "model")
 
 
 def _length(keys: Keys) -> None:
