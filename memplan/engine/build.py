@@ -11,6 +11,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.micro_step import hands_over, instants_of, shares_casts, stages
 from memplan.engine.model_states import enter_states
 from memplan.engine.overhead import enter_overhead
+from memplan.engine.parallel.fsdp2.units import gathers
 from memplan.engine.parallel.sharding import enter_sharding, held, kept_gradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.resident_models import enter_residents, enter_waiting_reference
@@ -111,7 +112,8 @@ def _enter_gradients(ledger: Ledger, parts: Parts) -> None:
     if parts.recipe.evaluating:
         return
     recipe, apart = parts.recipe, _apart(parts.recipe)
-    enter_gradients(ledger, recipe, _stepped(parts), ledger.after(CRITIC_STEP) if apart else "")
+    own = parts.critic_weights if gathers(recipe) else _stepped(parts)  # a play of FSDP's hooks knows the policy's
+    enter_gradients(ledger, recipe, own, ledger.after(CRITIC_STEP) if apart else "")
     if apart:
         enter_gradients(ledger, recipe, parts.critic_weights, dies=CRITIC_STEP)
 

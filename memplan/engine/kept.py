@@ -54,7 +54,7 @@ def kept_by_layers(recipe: Recipe) -> int:
 def kept_gathered(recipe: Recipe) -> int:
     """Bytes of the layers' weights that FSDP2 leaves gathered from forward to backward, where it does not reshard."""
     stays = recipe.sharding.name == "fsdp2" and recipe.sharding.reshard_after_forward is False
-    return sum(gathered_layers(recipe)) if stays else 0
+    return gathered_layers(recipe) if stays else 0
 
 
 @lru_cache(maxsize=1024)

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
+ACCUMULATED = "accumulated gradients"
+"""How rows begin of gradients that are there from one micro-step to the next, but not from step to step."""
+
 
 class Row(NamedTuple):
     """One thing that occupies memory.

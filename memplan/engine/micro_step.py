@@ -16,10 +16,8 @@ from memplan.engine.parallel.fsdp2.units import (
     adds_in_place,
     casts_inputs,
     casts_outputs,
-    gathered_layers,
     gathers,
     keeps_buffers,
-    kept_part,
     used_adapter,
 )
 from memplan.engine.parallel.sharding import gradient_mode, second_mode, takes_gradients
@@ -103,8 +101,7 @@ def policy_plan(
     plan = layers_plan(recipe, name, rows, style, gradients)
     return plan._replace(
         head=policy_head(recipe, rows, plan.style != "no-grad", recipe.evaluating and name == "policy"),
-        gathered=gathered_layers(recipe),
-        keeps_gathered=kept_part(recipe),
+        in_units=gathers(recipe),
     )
 
 
@@ -136,7 +133,6 @@ def layers_plan(
         style=style,
         head=NO_HEAD,
         gradients=gradients,
-        copies_out=recipe.sharding.name == "fsdp2",
         embedding_trained=needs_grad,
         images=recipe.batch.images if recipe.model.tower else None,
     )
@@ -244,15 +240,16 @@ def _two_forwards(recipe: Recipe, gradients: GradientMode) -> tuple[TracedPass, 
     Where weights are cast, it is the casts' gradients that wait, in low precision; elsewhere the weights' own. Those of
     reentrant layers do not wait: the backward in their checkpoint's leaves them in ``.grad``."""
     plans = policy_plan(recipe, "chosen", recipe.batch.size), policy_plan(recipe, "rejected", recipe.batch.size)
-    if recipe.checkpointing.reentrant and not gathers(recipe):
-        nested: GradientMode = "add" if takes_gradients(recipe) else gradients
-        plans = plans[0]._replace(nested="add"), plans[1]._replace(nested=nested)
+    if recipe.checkpointing.reentrant:
+        nested: GradientMode = "keep" if gathers(recipe) else "add" if takes_gradients(recipe) else gradients
+        plans = plans[0]._replace(nested="keep" if gathers(recipe) else "add"), plans[1]._replace(nested=nested)
     if not shares_casts(recipe):
         there = recipe.batch.accumulation > 1 or hands_over(recipe)
         joins = (
             gathers(recipe) and recipe.sharding.name == "fsdp2" and not (recipe.accumulates and adds_in_place(recipe))
         )
-        how: GradientMode = "join" if joins else "meet" if there else "sum"
+        apart = gathers(recipe) and not joins and recipe.sharding.name == "fsdp"  # each forward has views of its own
+        how: GradientMode = "join" if joins else "keep" if apart else "meet" if there else "sum"
         return traced_pass(plans[0]._replace(gradients=how)), traced_pass(plans[1])
     chosen, rejected = plans
     first, second = chosen.mode._replace(shared_casts="first"), rejected.mode._replace(shared_casts="second")

@@ -29,12 +29,8 @@ class PassPlan(NamedTuple):
     style: PassStyle
     head: Head
     gradients: GradientMode = "keep"
-    gathered: tuple[int, ...] = ()
-    """Bytes of each layer's gathered weights under FSDP, which reduces each layer's gradients when it has run back."""
-    keeps_gathered: int = 0
-    """What stays of them from forward to backward: all (1), a part of so many, or nothing (0)."""
-    copies_out: bool = False
-    """They are copied out of an all-gather's output, which waits for the next one's (FSDP2)."""
+    in_units: bool = False
+    """FSDP gathers each layer's weights, and reduces its gradients when it has run back."""
     embedding_trained: bool = True
     """The first layer's input needs a gradient: trained embeddings, or checkpointing, for which transformers asks it of
     the embedding's output (``enable_input_require_grads``)."""

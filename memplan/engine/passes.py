@@ -54,11 +54,9 @@ class TracedPass:
 
     @cached_property
     def forward_layer(self) -> int:
-        """The layer whose forward holds the most."""
+        """The layer whose forward holds the most by itself."""
         saved, layers = self.saved_before, self.layers
         sizes = [saved[i] + layers[i].forward.size + self.beside("forward", i) for i in range(len(layers))]
-        if self.plan.gathered:
-            sizes = [size + self.gathered_in(i) for i, size in enumerate(sizes)]
         return sizes.index(max(sizes))
 
     @property
@@ -67,17 +65,6 @@ class TracedPass:
         own = self.layers[0].boundary if self.plan.spec.encoder else self.tail.input_gradient
         return own // self.plan.spec.streams
 
-    def gathered_in(self, i: int) -> int:
-        """Gathered bytes in a layer's forward: its weights and the output of their all-gather; or, before anything of
-        it runs, the output of the one before too (``engine/parallel/fsdp2/rows.py``)."""
-        sizes = self.plan.gathered
-        before = sizes[i - 1] if i else 0
-        earlier = sum(sizes[:i]) // self.plan.keeps_gathered if self.plan.keeps_gathered else 0
-        if not self.plan.copies_out:
-            return earlier + sizes[i]
-        inside = self.layers[i].forward.size - self.layers[i].boundary
-        return earlier + 2 * sizes[i] + max(0, before - inside)
-
     @cached_property
     def backward_layers(self) -> list[int]:
         """Indices whose backward is an instant, from last to first: the last, the first, the worst of each kind."""
@@ -85,7 +72,7 @@ class TracedPass:
             return []
         count = len(self.layers)
         chosen = {count - 1, 0}
-        if self.plan.gathered:
+        if self.plan.in_units:
             chosen |= self._neighbours()
         gradients = 0
         worst: dict[int, tuple[int, int]] = {}
@@ -122,7 +109,7 @@ class TracedPass:
         """From the loss back to the embedding."""
         name = self.plan.name
         tail = [f"{name}.{point}" for point in ("loss-backward", "head-backward", "final-norm-backward")]
-        tail += [f"{name}.tail-reduce"] if self.plan.gathered else []
+        tail += [f"{name}.tail-reduce"] if self.plan.in_units else []
         layers = [instant for i in self.backward_layers for instant in self._all_instants(i)]
         vision = [f"{name}.vision-backward"] if self.vision.forward else []
         inputs = [f"{name}.inputs-backward"] if self.stack and self.stack.after.size else []
@@ -136,7 +123,7 @@ class TracedPass:
     def end_of(self, i: int) -> str:
         """The last instant at which layers below are whole: the reduction of its gradients where there is one."""
         *_, (instant, _) = self.layer_instants(i)
-        if not self.plan.gathered:
+        if not self.plan.in_units:
             return instant
         last = i == len(self.layers) - 1 and i > 0
         return f"{self.plan.name}.{'last-layer' if last else 'first-layer' if i == 0 else f'layer-{i}'}-reduce"

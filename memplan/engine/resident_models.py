@@ -6,7 +6,7 @@ from memplan.engine.layers.quantised_linear import product_itemsize
 from memplan.engine.ledger import Ledger
 from memplan.engine.losses.head_of_pass import has_reference_pass, reference_head, teacher_head
 from memplan.engine.model_states import enter_quantised, shard_elements
-from memplan.engine.parallel.fsdp2.units import casts_inputs, casts_outputs, gathered_layers, gathers, kept_part
+from memplan.engine.parallel.fsdp2.units import casts_inputs, casts_outputs, gathers
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import TracedPass, traced_pass
 from memplan.engine.tensors import Weight, model_weights
@@ -67,20 +67,10 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
     )
     head = reference_head(recipe, rows, itemsize)
     plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.batch.sequence_length, "no-grad", head)
-    return traced_pass(_gathered(recipe, plan._replace(images=recipe.batch.images if recipe.model.tower else None)))
-
-
-def _gathered(recipe: Recipe, plan: PassPlan) -> PassPlan:
-    """The plan with what FSDP gathers: the policy's own units where adapters are off, or those of a sharded copy."""
-    if not gathers(recipe):
-        return plan
-    resident = next((model for model in recipe.others.residents if model.role == "reference"), None)
-    sizes = gathered_layers(recipe)
-    if resident is not None:
-        from memplan.engine.parallel.fsdp2.root import frozen_frame
-
-        sizes = tuple(unit.gathered for unit in frozen_frame(recipe, plan).layers) if resident.sharded else ()
-    return plan._replace(gathered=sizes, keeps_gathered=kept_part(recipe), copies_out=recipe.sharding.name == "fsdp2")
+    images = recipe.batch.images if recipe.model.tower else None
+    return traced_pass(
+        plan._replace(images=images, in_units=gathers(recipe) and (resident is None or resident.sharded))
+    )
 
 
 def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:

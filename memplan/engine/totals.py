@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from memplan.engine.build import SECTIONS, Parts, _enter_sharding
-from memplan.engine.ledger import NO_ROW, Entry, Ledger
+from memplan.engine.ledger import ACCUMULATED, NO_ROW, Entry, Ledger
 from memplan.engine.memo import MOST, Reading, Remembered, Values
 from memplan.spec.recipe import Recipe
 
@@ -30,6 +30,7 @@ class Sums(NamedTuple):
     """Low, expected and high bytes of what is there over the whole step."""
     lasting: int
     """Expected bytes that are there from the first instant to the last, however this is said."""
+    accumulated: int  # of them gradients, gone between steps
     alive: tuple[tuple[int, ...] | None, ...]
     """Low, expected and high bytes of the others at each instant; None where there are no others."""
 
@@ -38,12 +39,13 @@ class _Open:
     """Sums that are still added to."""
 
     def __init__(self) -> None:
-        self.whole, self.lasting = [0, 0, 0], 0
+        self.whole, self.lasting, self.accumulated = [0, 0, 0], 0, 0
         self.changes: tuple[list[int], ...] = ()
 
     def closed(self) -> Sums:
         low, expected, high = self.whole
-        return Sums((low, expected, high), self.lasting, tuple(tuple(accumulate(each))[:-1] for each in self.changes))
+        alive = tuple(tuple(accumulate(each))[:-1] for each in self.changes)
+        return Sums((low, expected, high), self.lasting, self.accumulated, alive)
 
 
 class Adding(Ledger):
@@ -93,6 +95,7 @@ class Adding(Ledger):
             sums = self.kinds[meter, place] = _Open()
         if whole or (first == 0 and last == end):
             sums.lasting += size
+            sums.accumulated += size if name.startswith(ACCUMULATED) else 0
         if whole:
             for i in range(3):
                 sums.whole[i] += figures[i]
@@ -161,6 +164,10 @@ class Totalled:
     def lasting(self, meter: str = "allocated", place: str = "gpu") -> int:
         """Bytes that are there at every instant, from one step to the next."""
         return sum(section[meter, place].lasting for section in self.sections if (meter, place) in section)
+
+    def accumulated(self) -> int:
+        """Of them gradients on the card that are accumulated."""
+        return sum(sums.accumulated for section in self.sections if (sums := section.get(("allocated", "gpu"))))
 
 
 class _View:

@@ -15,7 +15,7 @@ from memplan.spec.recipe import Recipe
 from memplan.tables.styles import Bucket, GradientMode
 
 if TYPE_CHECKING:
-    from memplan.engine.parallel.fsdp2.all_gather import Stage
+    from memplan.engine.parallel.fsdp.question import Stage
 
 
 class KeptGradients(NamedTuple):
@@ -31,6 +31,8 @@ class KeptGradients(NamedTuple):
     """The point at which those of head and final norm are reduced, where they are a unit of their own."""
     into_step: bool = True
     """Whole gradients are still there in the optimizer's step."""
+    views: bool = False
+    """FSDP1: those of another forward's views wait until the root of this one's runs back."""
     until: str = ""
     """The last instant of what remains, where an engine of its own steps before the end."""
 
@@ -146,7 +148,7 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
     whole, shard, fsdp2 = recipe.numerics.itemsize, recipe.storage.gradient_itemsize, gathers(recipe)
     if recipe.fused_backward or (takes_gradients(recipe) and not waits):
         return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
-    if waits or not fsdp2:
+    if not fsdp2:
         return KeptGradients(
             layers=True, root=True, shards=1, whole_itemsize=1, shard_itemsize=1, into_step=not gone_in_step(recipe)
         )
@@ -157,6 +159,7 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
         whole_itemsize=whole,
         shard_itemsize=shard,
         tail="tail-reduce" if has_tail(recipe) else "",
+        views=waits and recipe.sharding.name == "fsdp",
     )
 
 
@@ -167,14 +170,10 @@ def enter_sharding(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes
             from memplan.engine.parallel.ddp import enter_ddp
 
             enter_ddp(ledger, recipe, weights, gradient_itemsize)
-    elif recipe.sharding.name == "fsdp2":
-        from memplan.engine.parallel.fsdp2.rows import enter_fsdp2
+    elif recipe.in_units:
+        from memplan.engine.parallel.fsdp.rows import enter_units
 
-        enter_fsdp2(ledger, recipe, weights, passes)
-    elif recipe.several and recipe.sharding.name == "fsdp":
-        from memplan.engine.parallel.fsdp1.rows import enter_fsdp1
-
-        enter_fsdp1(ledger, recipe, weights, passes)
+        enter_units(ledger, recipe, weights, passes)
 
 
 def takes_gradients(recipe: Recipe) -> bool:

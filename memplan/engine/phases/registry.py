@@ -9,21 +9,19 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from memplan.engine.build import SECTIONS, Parts, _enter_gradients
+from memplan.engine.build import Parts
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic_engine import has_critic_engine
 from memplan.engine.held_states import KINDS, away_in_sync, held_states
-from memplan.engine.ledger import Ledger, Row
+from memplan.engine.ledger import ACCUMULATED, Ledger, Row
 from memplan.engine.phases.first_step import first_step
 from memplan.engine.phases.parts import NODE
-from memplan.engine.rows.step import ACCUMULATED
 from memplan.engine.step_and_evaluation import Joined
 from memplan.engine.totals import Adding, Totalled, remembered
 from memplan.spec.recipe import Recipe
 
 FIRST_STEP = "first-step"
 HOST = "host"
-GRADIENTS = SECTIONS.index(_enter_gradients)
 
 
 BESIDE_STEP = {"load": False, "resume": True, "save": True, "merge": True, "sync": True}
@@ -136,8 +134,7 @@ def between_steps(step: Ledger | Totalled, recipe: Recipe) -> int:
         return step.lasting()
     if isinstance(step, Ledger):
         return sum(row.bytes for row in _kept(step) if (row.place, row.meter) == ("gpu", "allocated"))
-    gradients = step.sections[GRADIENTS].get(("allocated", "gpu"))
-    return step.lasting() - (gradients.lasting if gradients else 0)
+    return step.lasting() - step.accumulated()
 
 
 def _kept(step: Ledger) -> Iterator[Row]:
@@ -145,7 +142,7 @@ def _kept(step: Ledger) -> Iterator[Row]:
     alone = step.step if isinstance(step, Joined) else step
     end = len(alone.schedule) - 1
     for row in alone.rows:
-        if not row.born and row.dies == end and row.meter != "device" and row.name != ACCUMULATED:
+        if not row.born and row.dies == end and row.meter != "device" and not row.name.startswith(ACCUMULATED):
             yield row
 
 

@@ -5,11 +5,9 @@ torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward
 
 from collections import deque
 
-from memplan.engine.parallel.fsdp1.beside_layers import leaves_behind, waits_for_layer_before
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
-from memplan.engine.play.sharding import Group
+from memplan.engine.play.sharding import LAUNCHES, Group
 from memplan.engine.play.weights import OUTSIDE
-from memplan.engine.play.wrapping import LAUNCHES
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.units import ceil_div
 
@@ -45,16 +43,6 @@ class Fsdp1(Fsdp2):
     """Units through which some of them have run back, with what came of each: the sum waits in autograd's input buffer
     of the flat parameter, which stays whole until all have (``_use_unsharded_views`` makes views in each forward)."""
 
-    @property
-    def apart(self) -> bool:
-        """PEFT's policy wraps each trained linear by itself (``fsdp_auto_wrap_policy``)."""
-        return self.recipe.adapter is not None and self.recipe.sharding.fsdp.wraps_adapters
-
-    @property
-    def keeps(self) -> bool:
-        """SHARD_GRAD_OP: what is gathered stays to its backward."""
-        return self.recipe.sharding.fsdp.keeps_gathered
-
     def begin(self) -> None:
         """Views of its own, to which gradients come that no other forward's are added to."""
         if self.tape.grad_enabled:
@@ -66,18 +54,18 @@ class Fsdp1(Fsdp2):
     def before(self, layer: int, x: Tensor) -> Tensor:
         """``_pre_forward``; with forward_prefetch the next unit is gathered too, whose flat gradient autograd then puts
         together when this one has run back."""
-        if not self.recipe.sharding.fsdp.forward_prefetch or self.apart:
+        if not self.rules.forward_prefetch or self.rules.apart:
             return super().before(layer, x)
         self._enter(self.layers[layer])
         ahead = self.layers[layer + 1 : layer + 2]
         for group in ahead:
             self._unshard(group)
-        own = ahead if waits_for_layer_before(self.recipe) else self.layers[layer : layer + 1]
+        own = ahead if self.rules.waits_for_layer_before else self.layers[layer : layer + 1]
         return self._then(x, own[0], self._post_backward) if own else x
 
     def after(self, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
         """Adapters that are units come last: the next layer is gathered beside this one."""
-        if self.recipe.sharding.fsdp.forward_prefetch and self.apart and layer + 1 < len(self.layers) and not again:
+        if self.rules.forward_prefetch and self.rules.apart and layer + 1 < len(self.layers) and not again:
             self._unshard(self.layers[layer + 1])
         return super().after(layer, y, again=again)
 
@@ -85,10 +73,12 @@ class Fsdp1(Fsdp2):
         """The shard in low precision, while the gather into the flat parameter runs."""
         if group.is_whole or not group.sizes:
             return
-        copied = self._new(group.unit.cast, "shard in low precision", "buffers", PREPARING)
+        copied = self._new(group.unit.cast, group.named("shard in low precision"), "buffers", PREPARING)
         if self.freed is not None and len(self.freed) >= IN_FLIGHT:
             self.tape.reached(self.freed.popleft())
-        group.whole = [self._new(group.unit.gathered, "gathered flat parameter", "gathered_parameters", GATHERING)]
+        group.whole = [
+            self._new(group.unit.gathered, group.named("gathered flat parameter"), "gathered_parameters", GATHERING)
+        ]
         self.tape.record(copied, GATHERING)
         del copied
 
@@ -97,7 +87,7 @@ class Fsdp1(Fsdp2):
         for flat in group.whole:
             self.tape.record(flat, COMPUTING)
         group.whole.clear()
-        if self.recipe.sharding.fsdp.limit_all_gathers:
+        if self.rules.limit_all_gathers:
             self.freed = self.freed or deque()
             self.freed.append(dict(self.tape.waiting_for))
             return
@@ -109,17 +99,13 @@ class Fsdp1(Fsdp2):
     def _wait(self, group: Group, *, forward: bool) -> None:
         """It is gathered straight into place."""
 
-    @property
-    def wrapped_within(self) -> bool:  # type: ignore[override]
-        """Transformers before 5: ``self._gradient_checkpointing_func(decoder_layer.__call__, …)``."""
-        return self.recipe.sharding.fsdp.checkpoints_around
-
     def _leave(self, group: Group, y: Tensor, again: bool = False) -> Tensor:
-        if not self.keeps:
+        if not self.rules.keeps:
             self._reshard(group)
         if not again:
             self._record(group)
-        group.hooked = y.needs_grad
+        if self.tape.grad_enabled:  # else ``_register_pre_backward_hooks`` returns before it says anything
+            group.hooked = y.needs_grad
         return self._then(y, group, self._pre_backward)
 
     def _record(self, group: Group) -> None:
@@ -133,19 +119,19 @@ class Fsdp1(Fsdp2):
                 self._post_backward(other)
         self._unshard(group)
         group.hooked = False
-        if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_PRE" and not self._adapted(group):
+        if self.rules.backward_prefetch == "BACKWARD_PRE" and not self._adapted(group):
             self._prefetch(group)
         behind, self.behind = self.behind, None
-        if behind is not None and (self.reduces or not self.keeps):
+        if behind is not None and (self.reduces or not self.rules.keeps):
             self._reshard(behind)
 
     def _is_behind(self, group: Group) -> bool:
         """Whether a unit is frozen, and its input another's output."""
-        return not group.unit.gradients and group in self.layers[1:] and leaves_behind(self.recipe)
+        return not group.unit.gradients and group in self.layers[1:] and self.rules.leaves_behind
 
     def _adapted(self, group: Group) -> list[Param]:
         """The adapters within a layer that are units of their own, in forward's order."""
-        if not self.apart or group not in self.layers:
+        if not self.rules.apart or group not in self.layers:
             return []
         own = self.layers.index(group)
         return [param for param, scope in self.tape.scopes.items() if scope == own and param.node is not None]
@@ -163,9 +149,9 @@ class Fsdp1(Fsdp2):
         """An adapter that is a unit is reduced alone. Before the first of a layer runs back (BACKWARD_POST: after it)
         its hook gathers the layer before."""
         own = self._unit_of(param, scope)
-        if not self.apart or (own is not self.root if scope == OUTSIDE else param.name in own.place):
+        if not self.rules.apart or (own is not self.root if scope == OUTSIDE else param.name in own.place):
             super().took(param, scope, is_new=is_new)
-            if self.apart and own is self.first:  # token ids have no gradient to wait for
+            if self.rules.apart and own is self.first:  # token ids have no gradient to wait for
                 self._post_backward(self.first)
             return
         if self.reduces:
@@ -173,36 +159,39 @@ class Fsdp1(Fsdp2):
         if isinstance(scope, int):
             adapted = self._adapted(self.layers[scope])
             how = {adapted[0]: "BACKWARD_POST"} | {adapted[:2][-1]: "BACKWARD_PRE"}
-            if how.get(param) == self.recipe.sharding.fsdp.backward_prefetch:
+            if how.get(param) == self.rules.backward_prefetch:
                 self._prefetch(self.layers[scope])
 
     def _reduce_alone(self, param: Param) -> None:
         self.alone = {} if self.alone is None else self.alone
         grad = self.tape.stored.pop(param)
-        flat = self._new(grad.dim.elements * grad.itemsize, "flat gradient", "gradients")
+        flat = self._new(grad.dim.elements * grad.itemsize, "flat gradient of an adapter", "gradients")
         elements, used = grad.dim.elements, grad.itemsize
         del grad
         self.tape.record(flat, REDUCING)
-        adapter = self.recipe.adapter
-        assert adapter is not None
-        stored = adapter.magnitude_itemsize if param.name.endswith(".magnitude") else adapter.itemsize
+        stored = self.rules.magnitude if param.name.endswith(".magnitude") else self.rules.adapter
         self.alone.setdefault(param, self._scattered(elements, used, stored))
 
     def _scattered(self, elements: int, used: int, stored: int) -> Tensor:
         """``_reduce_grad``: a cast beside the flat gradient, and the rank's part, which is cast to the dtype of the
         stored weights (``_cast_grad_to_param_dtype``)."""
-        reduce, part = self.recipe.storage.reduce_itemsize, ceil_div(elements, self.recipe.sharding.ranks)
-        cast = self._new(elements * reduce * (reduce != used), "cast", "buffers", REDUCING)
-        shard = self._new(part * reduce, "reduced gradients", "gradients", REDUCING)
+        reduce, part = self.rules.reduced, ceil_div(elements, self.rules.ranks)
+        cast = self._new(elements * reduce * (reduce != used), "cast of an adapter", "buffers", REDUCING)
+        shard = self._new(part * reduce, "reduced gradients of adapters", "gradients", REDUCING)
         if reduce != stored:
-            shard = self._new(part * stored, "shards of gradients", "gradients", REDUCING)
+            shard = self._new(part * stored, "shards of gradients of adapters", "gradients", REDUCING)
         del cast
         return shard
 
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
         """The hook that reshards a frozen unit holds what its checkpoint was given, and the gradient of that, to the
         end of backward (``_register_post_backward_reshard_only_hook``)."""
-        if isinstance(scope, int) and self.apart and self.wrapped_within and not self.layers[scope].unit.gradients:
+        if (
+            isinstance(scope, int)
+            and self.rules.apart
+            and self.wrapped_within
+            and not self.layers[scope].unit.gradients
+        ):
             self.inputs = [*(self.inputs or ()), Tensor(leaf.dim, leaf.itemsize, leaf.storage), *grads]
 
     def backward_ends(self) -> None:
@@ -238,9 +227,9 @@ class Fsdp1(Fsdp2):
         if self._is_behind(group):
             self.behind = group
             return
-        if self.reduces or not self.keeps:
+        if self.reduces or not self.rules.keeps:
             self._reshard(group)
-        if self.recipe.sharding.fsdp.backward_prefetch == "BACKWARD_POST" and not self._adapted(group):
+        if self.rules.backward_prefetch == "BACKWARD_POST" and not self._adapted(group):
             self._prefetch(group)
         if flat is None:
             return
@@ -249,12 +238,12 @@ class Fsdp1(Fsdp2):
         if not self.reduces:
             group.waiting.append(waiting or flat)
             return
-        unit, reduce = group.unit, self.recipe.storage.reduce_itemsize
-        cast = self._new(unit.reduced * (reduce != self.recipe.numerics.itemsize), "cast", "buffers", REDUCING)
-        shard = self._new(unit.reduced // self.recipe.sharding.ranks, "reduced gradients", "gradients", REDUCING)
+        unit, reduce = group.unit, self.rules.reduced
+        cast = self._new(unit.reduced * (reduce != self.rules.used), group.named("cast"), "buffers", REDUCING)
+        shard = self._new(unit.reduced // self.rules.ranks, group.named("reduced gradients"), "gradients", REDUCING)
         if unit.scattered > shard.dim.elements:
-            shard = self._new(unit.shard, "shards of gradients", "gradients", REDUCING)
-        if group.shard is None and not self.recipe.sharding.fsdp.cpu_offload:
+            shard = self._new(unit.shard, group.named("shards of gradients"), "gradients", REDUCING)
+        if group.shard is None and not self.rules.cpu_offload:
             group.shard = shard
         del cast, flat, waiting  # what autograd added to the one that waited lives until the hook returns
 
@@ -272,6 +261,8 @@ class Fsdp1(Fsdp2):
         grads = [self.tape.stored.pop(param) for param in arrived]
         if not grads:
             return None
-        flat = self._new(group.unit.gradients + group.unit.zeros, "flat gradient", "gradients")
+        zeros = self._new(group.unit.zeros, group.named("zeros of unused views"), "gradients")
+        flat = self._new(group.unit.gradients, group.named("flat gradient"), "gradients")
         grads.clear()
+        del zeros
         return flat

@@ -3,53 +3,38 @@
 torch 2.13 distributed/fsdp/_fully_shard: ``_fsdp_param_group.py`` (unshard, wait_for_unshard, post_backward),
 ``_fsdp_collectives.py`` (what is allocated on which stream), ``_fsdp_state.py`` (the root, and the end of backward)."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
-from memplan.engine.parallel.fsdp2.all_gather import loss_is_inside
-from memplan.engine.parallel.fsdp2.root import Parts
-from memplan.engine.parallel.fsdp2.units import waits_for_reduction
-from memplan.engine.play.sharding import Group, Measure, Sharding
+from memplan.engine.parallel.fsdp2.rules import Rules
+from memplan.engine.play.sharding import Group, Groups, Sharding
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tensors import Weight
-from memplan.spec.recipe import Recipe
 
 GATHERING, REDUCING = 1, 2
 """Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
+ADDED = "reduced gradients, added to those that are there,"
 
 
 class Fsdp2(Sharding):
     """The units of one model."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        tape: PlayTape,
-        parts: Parts,
-        layers: list[list[Weight]],
-        measure: Measure,
-        tower: Mapping[object, list[Weight]] = MappingProxyType({}),
-    ) -> None:
-        self.recipe, self.tape = recipe, tape
-        self.root, self.first, self.last = (Group(part, measure) for part in parts[:3])
-        self.opens = parts.opens
-        self.layers = [Group(weights, measure) for weights in layers]
-        self.tower = {place: Group(weights, measure) for place, weights in tower.items()}
-        self.outside = {
-            weight.name: group
-            for group, part in ((self.root, parts.root), (self.first, parts.first), (self.last, parts.tail))
-            for weight in part
-        }
-        self.reshards = recipe.sharding.reshard_after_forward is True
-        self.parts = max(1, int(recipe.sharding.reshard_after_forward))
-        self.single = recipe.sharding.ranks == 1
+    def __init__(self, rules: Rules, tape: PlayTape, groups: Groups) -> None:
+        self.rules, self.tape = rules, tape
+        self.root, self.first, self.last = (Group(sizes) for sizes in (groups.root, groups.first, groups.last))
+        self.opens = groups.opens
+        self.layers = [Group(sizes) for sizes in groups.layers]
+        self.tower = {place: Group(sizes) for place, sizes in groups.tower}
+        self.outside = {name: group for group in (self.root, self.first, self.last) for name in group.place}
+        self.reshards = rules.resharding is True
+        self.parts = max(1, int(rules.resharding))
+        self.single = rules.ranks == 1
         """Nothing is gathered, but copied when a unit begins; the loop whose variable keeps a gradient is not run."""
         self.nothing = tape.new(Dim("n", 0), 1, "")
-        self.within = loss_is_inside(recipe)
-        self.late, self.reduces = waits_for_reduction(recipe), True
+        self.within = rules.within
+        self.late, self.reduces = rules.late, True
+        self.wrapped_within = rules.wrapped_within
         self.order: list[Group] = []
         self.begun = False
         """The root has gathered ahead in this backward: it does so once, before the first of two uses."""
@@ -88,7 +73,7 @@ class Fsdp2(Sharding):
     def before(self, layer: int, x: Tensor) -> Tensor:
         """``pre_forward``, which puts ``RegisterPostBackwardFunction`` before the layer."""
         self._enter(self.layers[layer])
-        if self.recipe.parallel.expert > 1 and layer + 1 < len(self.layers):  # set_modules_to_forward_prefetch
+        if self.rules.tells_ahead and layer + 1 < len(self.layers):  # set_modules_to_forward_prefetch
             self._unshard(self.layers[layer + 1])
         return self._then(x, self.layers[layer], self._post_backward)
 
@@ -122,7 +107,7 @@ class Fsdp2(Sharding):
 
     def _return(self) -> None:
         self.gathered_before = None
-        if self.recipe.sharding.fsdp.root_reshards:
+        if self.rules.root_reshards:
             self.root.whole.clear()
 
     def _enter(self, group: Group) -> None:
@@ -141,7 +126,9 @@ class Fsdp2(Sharding):
     def _part(self, group: Group) -> None:
         """``to_sharded_post_forward``: a part of each is cloned, and the whole freed."""
         for i, size in enumerate(group.sizes):
-            group.parts.append(self._new(size // self.parts, "parts of gathered weights", "gathered_parameters"))
+            group.parts.append(
+                self._new(size // self.parts, group.named("parts of gathered weights"), "gathered_parameters")
+            )
             group.whole[i] = self.nothing
         group.whole = []
 
@@ -168,21 +155,23 @@ class Fsdp2(Sharding):
             group.output = self.nothing
             return
         copied = self._inputs(group)
-        group.output = self._new(group.unit.gathered, "all-gather output", "gathered_parameters", GATHERING)
+        group.output = self._new(
+            group.unit.gathered, group.named("all-gather output"), "gathered_parameters", GATHERING
+        )
         del copied
 
     def _inputs(self, group: Group) -> list[Tensor]:
         """``all_gather_inputs``: copies in the gathered dtype; shards on the host come first, one after another."""
-        fsdp, ranks = self.recipe.sharding.fsdp, self.recipe.sharding.ranks
-        if not fsdp.cpu_offload:
+        ranks = self.rules.ranks
+        if not self.rules.cpu_offload:
             size = group.unit.cast if group.parts or self.parts == 1 else group.cast
-            return [self._new(size, "all-gather input", "buffers", GATHERING)]
-        made, wide = list[Tensor](), self.recipe.storage.precision.weights
+            return [self._new(size, group.named("all-gather input"), "buffers", GATHERING)]
+        made, wide = list[Tensor](), self.rules.stored
         for size in group.sizes:
-            elements = size // self.recipe.numerics.itemsize // ranks
-            from_host = self._new(elements * wide, "shard from the host", "buffers", GATHERING)
+            elements = size // self.rules.used // ranks
+            from_host = self._new(elements * wide, group.named("shard from the host"), "buffers", GATHERING)
             if elements * wide != size // ranks:
-                from_host = self._new(size // ranks, "all-gather input", "buffers", GATHERING)
+                from_host = self._new(size // ranks, group.named("all-gather input"), "buffers", GATHERING)
             made.append(from_host)
             del from_host
         return made
@@ -244,26 +233,29 @@ class Fsdp2(Sharding):
             return
         unit = group.unit
         self.reduced_before = None
-        copied = self._new(unit.reduced, "reduce-scatter input", "buffers")
+        copied = self._new(unit.reduced, group.named("reduce-scatter input"), "buffers")
         del grads[: None if self.single else -1]
-        shard = self._new(unit.reduced // self.recipe.sharding.ranks, "reduced gradients", "gradients", REDUCING)
-        group.replicated = shard if self.recipe.sharding.fsdp.replicas > 1 else None
+        label = group.named("reduced gradients" if group.shard is None else ADDED)
+        shard = self._new(unit.reduced // self.rules.ranks, label, "gradients", REDUCING)
+        group.replicated = shard if self.rules.replicates else None
         if unit.scattered > shard.dim.elements:
-            shard = self._new(unit.shard, "shards of gradients", "gradients", REDUCING)
-        if group.shard is None and not self.recipe.sharding.fsdp.cpu_offload:
+            shard = self._new(unit.shard, group.named("shards of gradients"), "gradients", REDUCING)
+        if group.shard is None and not self.rules.cpu_offload:
             group.shard = shard
         self.reduced_before = copied
 
     def _keep(self, group: Group) -> None:
         """``to_accumulated_grad_if_needed``: in the reduction's dtype, where that is another than autograd's."""
-        wide, stored = self.recipe.storage.reduce_itemsize, self.tape.stored
+        wide, stored = self.rules.reduced, self.tape.stored
         if all(stored[param].itemsize == wide for param in group.arrived):
             return
         first = not group.waiting
         for param in group.in_order():
             grad = stored.pop(param)
             if first:
-                group.waiting.append(self.tape.new(grad.dim, wide, "gradients that wait", category="gradients"))
+                group.waiting.append(
+                    self.tape.new(grad.dim, wide, group.named("gradients that wait"), category="gradients")
+                )
             del grad
 
     def _gradients(self, group: Group) -> list[Tensor]:

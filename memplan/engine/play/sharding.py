@@ -2,10 +2,14 @@
 gathers and reduces together."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from memplan.engine.parallel.fsdp2.frame import Unit
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tensors import Weight
+
+LAUNCHES = 1024
+"""That wait in a stream before the host has to (forums.developer.nvidia.com, thread 68937: about 1,000)."""
 
 
 class Sharding:
@@ -78,17 +82,59 @@ Measure = Callable[[list[Weight]], Unit]
 """The bytes of a unit of these weights."""
 
 
+class Sizes(NamedTuple):
+    """What of a unit its hooks are told."""
+
+    unit: Unit
+    each: tuple[int, ...] = ()
+    """Gathered bytes of its tensors."""
+    casts: tuple[int, ...] = ()
+    """What each is copied to before it is used, where one rank is alone."""
+    names: tuple[str, ...] = ()
+    cast: int = 0
+    """What the input of its all-gather is copied to in forward, where that is not as in backward."""
+    title: str = ""
+    """How it is called beside what is held of it; nothing where nobody asks."""
+    alone: tuple[tuple[str, int], ...] = ()
+    """Names and elements of adapters of its modules that are units of their own."""
+
+
+def sizes_of(weights: list[Weight], measure: Measure, forward: Measure | None = None) -> Sizes:
+    """Those of a unit of these weights, tensor by tensor. ``forward``: measures what its all-gather copies there."""
+    each = [(measure([weight._replace(copies=1)]), weight.copies) for weight in weights]
+    return Sizes(
+        measure(weights),
+        tuple(unit.gathered for unit, copies in each for _ in range(copies)),
+        tuple(unit.cast for unit, copies in each for _ in range(copies)),
+        tuple(weight.name for weight in weights),
+        forward(weights).cast if forward else 0,
+    )
+
+
+class Groups(NamedTuple):
+    """All units of a model."""
+
+    layers: tuple[Sizes, ...]
+    root: Sizes
+    first: Sizes
+    last: Sizes
+    opens: bool
+    """See ``Parts.opens``."""
+    tower: tuple[tuple[object, Sizes], ...] = ()
+    """By their places in a tower's pass."""
+
+    @property
+    def ends(self) -> tuple[Sizes, Sizes, Sizes]:
+        """Those outside the layers."""
+        return self.root, self.first, self.last
+
+
 class Group:
     """What is gathered and reduced together (``FSDPParamGroup``)."""
 
-    def __init__(self, weights: list[Weight], measure: Measure) -> None:
-        self.unit = measure(weights)
-        self.cast = 0
-        """What the input of its all-gather is copied to in forward, where that is not as in backward."""
-        each = [(measure([weight._replace(copies=1)]), weight.copies) for weight in weights]
-        self.sizes = [unit.gathered for unit, copies in each for _ in range(copies)]
-        self.casts = [unit.cast for unit, copies in each for _ in range(copies)]
-        self.place = {weight.name: i for i, weight in enumerate(weights)}
+    def __init__(self, sizes: Sizes) -> None:
+        self.unit, self.sizes, self.casts, names, self.cast, self.title, _ = sizes
+        self.place = {name: i for i, name in enumerate(names)}
         self.whole: list[Tensor] = []
         self.parts: list[Tensor] = []
         """What is left of it between forward and backward, where that is resharded to a number of ranks."""
@@ -102,6 +148,10 @@ class Group:
         self.hooked = False
         """A gradient comes to what its last forward gave, and has not yet."""
 
+    def named(self, label: str) -> str:
+        """What is held of it."""
+        return f"{label} of {self.title}" if self.title else label
+
     @property
     def is_whole(self) -> bool:
         """Its weights are gathered and copied out."""
@@ -111,8 +161,8 @@ class Group:
         """``wait_for_unshard``: out of the all-gather's output; of one rank, weights cast, or from the host."""
         whole = list[Tensor]()
         for size, cast in zip(self.sizes, self.casts, strict=True):
-            taken = new(cast, "weights in the dtype of their use", "buffers") if single else None
-            whole.append(new(size, "gathered weights", "gathered_parameters"))
+            taken = new(cast, self.named("weights in the dtype of their use"), "buffers") if single else None
+            whole.append(new(size, self.named("gathered weights"), "gathered_parameters"))
             del taken
         return whole
 

@@ -37,7 +37,7 @@ def layers_alone(plan: PassPlan, images: bool) -> tuple[PassPlan, Reached]:
     seen = keys_of_images(plan) > 0
     plan = plan._replace(mode=_mode_alone(plan), gradients="keep" if plan.style == "no-grad" else plan.gradients)
     head = NO_HEAD._replace(loss=NO_HEAD.loss._replace(keeps_outputs=plan.head.loss.keeps_outputs))
-    alone = plan._replace(name="", head=head, gathered=(), keeps_gathered=0, copies_out=False)
+    alone = plan._replace(name="", head=head, in_units=False)
     reached = Reached(plan.embedding_trained or (images and not seen), seen and images)
     return alone._replace(images=plan.images if seen else None), reached
 

@@ -1,16 +1,23 @@
 """The units that FSDP makes of a model, with their hooks."""
 
-from memplan.engine.parallel.fsdp2.root import Parts, flat_parts, frozen_parts, frozen_unit, parts_of
+from collections.abc import Callable
+
+from memplan.engine.parallel.fsdp2.root import flat_parts, frozen_parts, frozen_unit, parts_of
+from memplan.engine.parallel.fsdp2.rules import rules_of
 from memplan.engine.parallel.fsdp2.units import in_flat, unit_of
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.fsdp1 import Fsdp1
 from memplan.engine.play.fsdp2 import Fsdp2
 from memplan.engine.play.notes import InTower
+from memplan.engine.play.sharding import Groups, Measure, Sizes, sizes_of
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tensors import Weight, layer_weights, marked, tower_in_order
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
+
+LAYERS, TOWER = "layers", "the tower's blocks"
+ENDS = "the root", "the embedding", "the tail"
 
 
 def kind_of(recipe: Recipe) -> type[Fsdp2]:
@@ -26,34 +33,65 @@ def flat_of(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
     return [weight for weight in weights if not weight.trained or in_flat(weight, apart, adapter)]
 
 
+Sized = Callable[[list[Weight], Measure, str], Sizes]
+"""The sizes of a unit of these weights, and how it is called."""
+
+
+def _in_full(weights: list[Weight], measure: Measure, title: str) -> Sizes:
+    return sizes_of(weights, measure)
+
+
 def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2:
     """Those of the policy."""
-    adapter, layers = recipe.adapter, list[list[Weight]]()
+    return kind_of(recipe)(rules_of(recipe), tape, policy_groups(recipe, weights, _in_full))
+
+
+def policy_groups(recipe: Recipe, weights: list[Weight], sized: Sized) -> Groups:
+    """Their sizes."""
+    adapter, layers = recipe.adapter, list[Sizes]()
+    shared = recipe.sharding.reshard_after_forward not in (True, False)
+    whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
+
+    def sizes(part: list[Weight], title: str) -> Sizes:
+        in_forward = unit_of(part, whole).cast if shared and title == LAYERS else 0
+        return sized(part, lambda each: unit_of(each, recipe), title)._replace(cast=in_forward)
+
     for run in recipe.model.runs:
         of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-        layers += [flat_of(recipe, of_layer)] * run.count
+        flat = flat_of(recipe, of_layer)
+        alone = [each for each in of_layer if each not in flat] if len(flat) < len(of_layer) else []
+        named = tuple((each.name, each.elements) for each in alone for _ in range(each.copies))
+        layers += [sizes(flat, LAYERS)._replace(alone=named)] * run.count
     parts = parts_of(recipe, weights)
     root, first, tail = (flat_of(recipe, part) for part in parts[:3])
     own = flat_parts(recipe, parts)
-    first, tail = (own.first, own.tail) if own is not parts else (first, tail)
-    parts = Parts(root, first, tail, parts.opens)
+    first, tail = own[1:3] if own is not parts else (first, tail)
+    ends = [sizes(part, title) for part, title in zip((root, first, tail), ENDS, strict=True)]
     tower = tower_units(recipe, recipe.model, adapter is None, adapter)
-    found = kind_of(recipe)(recipe, tape, parts, layers, lambda part: unit_of(part, recipe), tower)
-    if found.parts > 1:
-        whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
-        for group, part in zip(found.layers, layers, strict=True):
-            group.cast = unit_of(part, whole).cast
-    return found
+    blocks = tuple((place, sizes(unit, TOWER)) for place, unit in tower.items())
+    return Groups(tuple(layers), ends[0], ends[1], ends[2], parts.opens, blocks)
 
 
 def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
     """Those of a reference that is sharded too, in the dtype that it computes in."""
-    layers = [list(layer_weights(run.layer, 1, False, None)) for run in plan.spec.runs for _ in range(run.count)]
-    parts = frozen_parts(recipe, plan.spec)
-    if recipe.sharding.fsdp.reference_whole:
-        layers = [[] for _ in layers]
-    tower = {} if recipe.sharding.fsdp.reference_whole else tower_units(recipe, plan.spec, False, None)
-    return kind_of(recipe)(recipe, tape, parts, layers, lambda part: frozen_unit(recipe, plan, part), tower)
+    return kind_of(recipe)(rules_of(recipe), tape, reference_groups(recipe, plan, _in_full))
+
+
+def reference_groups(recipe: Recipe, plan: PassPlan, sized: Sized) -> Groups:
+    """Their sizes."""
+    whole, layers = recipe.sharding.fsdp.reference_whole, list[Sizes]()
+
+    def sizes(part: list[Weight], title: str) -> Sizes:
+        return sized(
+            part, lambda each: frozen_unit(recipe, plan, each), f"the reference's {title.removeprefix('the ')}"
+        )
+
+    for run in plan.spec.runs:
+        layers += [sizes([] if whole else list(layer_weights(run.layer, 1, False, None)), LAYERS)] * run.count
+    ends = [sizes(part, title) for part, title in zip(frozen_parts(recipe, plan.spec)[:3], ENDS, strict=True)]
+    tower = {} if whole else tower_units(recipe, plan.spec, False, None)
+    blocks = tuple((place, sizes(unit, TOWER)) for place, unit in tower.items())
+    return Groups(tuple(layers), ends[0], ends[1], ends[2], False, blocks)
 
 
 def tower_units(recipe: Recipe, spec: ModelSpec, trained: bool, adapter: Adapter | None) -> dict[object, list[Weight]]:

@@ -14,6 +14,7 @@ from memplan.engine.parallel.fsdp1.flat_parameters import flattens
 from memplan.engine.parallel.fsdp2.root import parts_of
 from memplan.engine.parallel.fsdp2.units import in_flat
 from memplan.engine.parallel.sharding import held
+from memplan.engine.play.sharding import LAUNCHES
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
@@ -25,8 +26,6 @@ BUCKET_BYTES = 250 * MiB
 """``PARAM_BROADCAST_BUCKET_SIZE``; two are under way at a time."""
 SENDING = 4
 """The stream of these broadcasts."""
-LAUNCHES = 1024
-"""That wait in a stream before the host has to (forums.developer.nvidia.com, thread 68937: about 1,000)."""
 
 
 class Loaded(NamedTuple):

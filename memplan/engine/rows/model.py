@@ -26,6 +26,7 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
         tied = spec.head_is_tied and not saved
         if consumer:
             until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"
+            until = f"{consumer}.loss-backward" if kept.views else until
         rows = _embedding_gradients(tied, plan.gradients, traced, instant, until)
         if images_last:
             before = f"{plan.name}.vision-backward"

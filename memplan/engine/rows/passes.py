@@ -192,7 +192,8 @@ class PassRows:
         rest, end = tail.gradients - head, f"{name}.embedding-backward"
         label = "gradient of the final norm" if tied and plan.mode.trained else "gradients of head and final norm"
         last = kept.last(self.ledger, name) if not kept.tail else f"{name}.{kept.tail}"
-        until = self._consumed(f"{name}.loss-backward", last if whole else kept.until)
+        point = "head-backward" if kept.views else "loss-backward"
+        until = self._consumed(f"{name}.{point}", last if whole else kept.until)
         self._gradient(label, rest if whole else kept.shard(rest), born, until, "kept from the head's backward on")
         until = self._consumed(f"{name}.loss-backward", end) if waits_cast else end
         self._gradient("gradient of the tied head", head, born, until, "held until the embedding's gradient arrives")

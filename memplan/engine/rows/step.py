@@ -1,6 +1,6 @@
 """Gradients that stay over micro-steps, and what the optimizer's step holds for a moment."""
 
-from memplan.engine.ledger import Ledger
+from memplan.engine.ledger import ACCUMULATED, Ledger
 from memplan.engine.model_states import (
     FP32,
     last_update,
@@ -11,7 +11,7 @@ from memplan.engine.model_states import (
     step_temporaries,
     stepped_tensors,
 )
-from memplan.engine.parallel.fsdp1.flat_parameters import fullest, reached
+from memplan.engine.parallel.fsdp1.flat_parameters import fullest
 from memplan.engine.parallel.fsdp2.units import gathers
 from memplan.engine.parallel.sharding import (
     Held,
@@ -24,15 +24,11 @@ from memplan.engine.parallel.sharding import (
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
-ACCUMULATED = "accumulated gradients"
-
 
 def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str = "", dies: str = "") -> None:
     """With accumulation, all gradients are there from the first micro-step's backward to the step. ``born``, ``dies``:
-    of an engine whose micro-steps are not the whole schedule.
-
-    FSDP2 keeps them whole, in the reduction's dtype, where micro-steps are not synchronised (``_fsdp_param.py``)."""
-    if not recipe.accumulates and not main_gradients(recipe):
+    of an engine whose micro-steps are not the whole schedule."""
+    if not weights or not (recipe.accumulates or main_gradients(recipe)):
         return
     if takes_gradients(recipe):
         return  # they are in partitions
@@ -43,19 +39,13 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
         and recipe.sharding.sync_each_batch
     ):
         return  # they are in the buckets
-    trained = reached(recipe, weights)
+    trained = [weight for weight in weights if weight.trained]
     if recipe.zero_stage >= 0 and recipe.batch.images is None:  # a tower that sees nothing is in flat groups alone
         trained = [weight for weight in trained if weight.unit != "vision"]
-    shards, whole = held(recipe).gradient_shards, False
-    if gathers(recipe) and not recipe.sharding.sync_each_batch:
-        shards, whole = 1, True
-    rows = recipe.sharding.name == "fsdp2"
-    elements = shard_elements(trained, shards, rows)
-    size = sum(
-        shard_elements([weight], shards, rows)
-        * (_waiting_itemsize(recipe) if whole else gradient_itemsize(recipe, weight))
-        for weight in trained
-    )
+    whole, padded = gathers(recipe) and not recipe.sharding.sync_each_batch, recipe.sharding.name == "fsdp2"
+    shards = 1 if whole else held(recipe).gradient_shards
+    elements = shard_elements(trained, shards, padded)
+    size = sum(shard_elements([weight], shards, padded) * gradient_itemsize(recipe, weight) for weight in trained)
     itemsize = round(size / max(elements, 1), 4)
     ledger.add(
         ACCUMULATED,
@@ -68,11 +58,6 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
         "from the second micro-step on, gradients are resident in forward too",
         "torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
     )
-
-
-def _waiting_itemsize(recipe: Recipe) -> int:
-    """Of whole gradients that wait: FSDP2 casts them for the reduction, FSDP1 adds them as autograd makes them."""
-    return recipe.storage.reduce_itemsize if recipe.sharding.name == "fsdp2" else recipe.numerics.itemsize
 
 
 def enter_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:

@@ -80,7 +80,7 @@ def enter_tower_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     if not trace.backward:
         return
     inside, size = f"{name}.vision-backward", trace.backward
-    if traced.plan.copies_out:  # FSDP2 reduces its gradients block by block
+    if traced.plan.in_units:  # FSDP reduces its gradients block by block
         size = trace.alone or size
     ledger.add("vision tower, backward", "activations", size, at=inside).since("the most within it", SOURCE)
     if traced.plan.gradients != "keep":

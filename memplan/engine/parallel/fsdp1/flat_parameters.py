@@ -74,18 +74,6 @@ def reached_spec(recipe: Recipe) -> ModelSpec:
     return spec.but(runs=runs, frozen=outside)
 
 
-def reached(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
-    """The weights that autograd makes gradients of."""
-    if not mixes(recipe):
-        return [weight for weight in weights if weight.trained]
-    return [
-        weight._replace(copies=weight.copies * count, trained=True)
-        for unit, count in _units(recipe.model, recipe.adapter)
-        for weight in unit
-        if weight.trained or _is_trained(recipe, unit)
-    ]
-
-
 def fullest(recipe: Recipe, weights: list[Weight]) -> list[Weight]:
     """The trained weights as the optimizer sees them: under FSDP1 vectors, of which the fullest rank holds so much that
     all would hold it; whole flat parameters without ``use_orig_params``."""

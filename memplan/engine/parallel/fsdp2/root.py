@@ -1,36 +1,18 @@
-"""Which weights FSDP2 puts together: the frame of the policy, and that of a reference that is sharded too."""
+"""Which weights FSDP puts together outside the layers: of the policy, and of a reference that is sharded too."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.parallel.fsdp2.frame import NOTHING, Frame, Unit
-from memplan.engine.parallel.fsdp2.units import (
-    head_gathered_whole,
-    layer_units,
-    of_layers,
-    padded,
-    unit_of,
-    wraps_copies,
-)
-from memplan.engine.parallel.fsdp2.vision import units_of
+from memplan.engine.parallel.fsdp2.frame import NOTHING, Unit
+from memplan.engine.parallel.fsdp2.units import head_gathered_whole, padded, wraps_copies
 from memplan.engine.pass_plan import PassPlan
-from memplan.engine.tensors import Weight, layer_weights, model_weights
-from memplan.spec.layer import Layer
+from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
 ADAPTERS = (".lora_A", ".lora_B", ".lora_B.bias", ".magnitude", ".tokens")
 """What adapters add to a module's name."""
-
-
-def frame(recipe: Recipe, weights: list[Weight]) -> Frame:
-    """The policy's units; of a tower that sees images, its blocks together."""
-    blocks = [weight for weight in weights if weight.apart] if recipe.batch.images else []
-    found, tower = _text_frame(recipe, weights)._replace(blocks=unit_of(blocks, recipe)), recipe.model.tower
-    if not blocks or tower is None or tower.crossed:
-        return found
-    return found._replace(tower=units_of(recipe, tower))
 
 
 class Parts(NamedTuple):
@@ -40,7 +22,7 @@ class Parts(NamedTuple):
     first: list[Weight]
     tail: list[Weight]
     opens: bool = False
-    """See ``Frame.opens``."""
+    """The tail has a tied embedding: gathered when that runs, reduced at the end, for token ids have no gradient."""
 
 
 def parts_of(recipe: Recipe, weights: list[Weight]) -> Parts:
@@ -67,14 +49,6 @@ def flat_parts(recipe: Recipe, parts: Parts) -> Parts:
     saved = [weight for weight in parts.root if weight.trained and weight.name in adapter.saved]
     first, tail = ([weight for weight in saved if weight.unit == end] for end in ("embedding", "head"))
     return parts._replace(root=[weight for weight in parts.root if weight not in saved], first=first, tail=tail)
-
-
-def _text_frame(recipe: Recipe, weights: list[Weight]) -> Frame:
-    place, parts = "host" if recipe.sharding.fsdp.cpu_offload else "gpu", flat_parts(recipe, parts_of(recipe, weights))
-    root, first, tail = (unit_of(part, recipe) for part in parts[:3])
-    resharding = recipe.sharding.reshard_after_forward
-    alone = recipe.sharding.ranks == 1
-    return Frame(layer_units(recipe), root, resharding, first, tail, parts.opens, place, alone=alone)
 
 
 def _tail_names(recipe: Recipe, adapted: bool) -> set[str]:
@@ -117,17 +91,3 @@ def frozen_parts(recipe: Recipe, spec: ModelSpec) -> Parts:
     tail = [weight for weight in outside if weight.name in ends]
     root = [weight for weight in outside if weight not in first and weight not in tail]
     return Parts(root, first, tail)
-
-
-def frozen_frame(recipe: Recipe, plan: PassPlan) -> Frame:
-    """The reference's units, in the dtype that it computes in; none is reduced."""
-    whole = recipe.sharding.fsdp.reference_whole
-
-    def unit(layer: Layer) -> Unit:
-        return frozen_unit(recipe, plan, [] if whole else list(layer_weights(layer, 1, False, None)))
-
-    layers = of_layers(plan.spec, unit)
-    root, first, tail, _ = frozen_parts(recipe, plan.spec)
-    ends = (frozen_unit(recipe, plan, part) for part in (root, first, tail))
-    resharding, alone = whole or recipe.sharding.reshard_after_forward, recipe.sharding.ranks == 1
-    return Frame(layers, next(ends), resharding, next(ends), next(ends), alone=alone)

@@ -6,16 +6,13 @@ Norm and head under FSDP2: whether they are a unit, and who gathers it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import add
 
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
 from memplan.engine.parallel.fsdp2.frame import NOTHING, Unit
 from memplan.engine.parallel.tensor import of_rank
 from memplan.engine.tensors import Weight, layer_weights, marked
-from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
-from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.tables.precisions import LOW, fits
 from memplan.units import ceil_div
@@ -191,28 +188,13 @@ def used_adapter(recipe: Recipe) -> Adapter | None:
     return adapter._replace(itemsize=recipe.numerics.itemsize, magnitude_itemsize=recipe.numerics.itemsize)
 
 
-def layer_units(recipe: Recipe) -> list[Unit]:
-    """A unit for each decoder layer."""
-    of, spec = recipe.adapter, recipe.model
-    return of_layers(spec, lambda each: unit_of([*marked(layer_weights(each, 1, of is None, of), each.frozen)], recipe))
-
-
-def of_layers(spec: ModelSpec, unit: Callable[[Layer], Unit]) -> list[Unit]:
-    """What ``unit`` makes of each layer, asked once of those that are one object (sliding and full in turn)."""
-    known = {id(run.layer): unit(run.layer) for run in {id(run.layer): run for run in spec.runs}.values()}
-    return [known[id(run.layer)] for run in spec.runs for _ in range(run.count)]
-
-
-def gathered_layers(recipe: Recipe) -> tuple[int, ...]:
-    """Gathered bytes of each layer; none where nothing is gathered."""
-    return tuple(unit.gathered for unit in layer_units(recipe)) if gathers(recipe) else ()
-
-
-def kept_part(recipe: Recipe) -> int:
-    """What FSDP keeps gathered of a layer from forward to backward (see ``PassPlan.keeps_gathered``)."""
-    if recipe.sharding.reshard_after_forward is False or recipe.sharding.fsdp.keeps_gathered:
-        return 1
-    return 0 if recipe.sharding.reshard_after_forward is True else recipe.sharding.reshard_after_forward
+def gathered_layers(recipe: Recipe) -> int:
+    """Gathered bytes of all layers."""
+    of, size = recipe.adapter, 0
+    for run in recipe.model.runs:
+        weights = [*marked(layer_weights(run.layer, 1, of is None, of), run.layer.frozen)]
+        size += run.count * unit_of(weights, recipe).gathered
+    return size
 
 
 def casts_inputs(recipe: Recipe) -> bool:

@@ -1,0 +1,130 @@
+"""What FSDP's hooks bring beside what they hold: gradients that go down meanwhile, inputs that closures hold, shards on
+the host, segments that other streams keep, tokens that experts on other ranks send."""
+
+from memplan.engine.allocator.settings import pinned
+from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.fsdp.question import Stage
+from memplan.engine.passes import TracedPass
+from memplan.engine.play.boxes import Question
+from memplan.spec.recipe import Recipe
+
+FSDP = "torch 2.13 distributed/fsdp"
+STREAMS = f"{FSDP}/_fully_shard/_fsdp_collectives.py; c10/cuda/CUDACachingAllocator.cpp"
+SHARDS = "shards of the gradients"
+
+
+def enter_beside(ledger: Ledger, recipe: Recipe, question: Question, passes: list[Stage]) -> None:
+    """All of it."""
+    for traced, point in passes:
+        if point == "backward":
+            _enter_residual(ledger, traced)
+            _enter_held_inputs(ledger, question, traced)
+        elif point == "forward" and recipe.parallel.expert > 1:
+            _enter_uneven(ledger, recipe, traced)
+    if recipe.evaluating:
+        return
+    _enter_on_host(ledger, question, recipe)
+    if not question.rules.flat:
+        last = next(traced.plan.name for traced, point in passes if point == "backward")
+        _enter_pools(ledger, question, f"{last}.final-norm-backward", recipe.accumulates)
+
+
+def _enter_residual(ledger: Ledger, traced: TracedPass) -> None:
+    """The gradient that goes down while units are reduced."""
+    found = [(f"{traced.plan.name}.tail-reduce", "last layer", traced.input_gradient)]
+    found += [(traced.end_of(i), f"below layer {i}", traced.layers[i].boundary) for i in traced.backward_layers]
+    for instant, where, size in found:
+        ledger.add(f"gradient of the residual stream, {where}", "temporaries", size, at=instant).formula(
+            "T × h × bytes", size
+        ).since(source="torch.autograd")
+
+
+def _enter_held_inputs(ledger: Ledger, question: Question, traced: TracedPass) -> None:
+    """Inputs of the checkpoints of frozen units above, and their gradients.
+
+    The hook that reshards a frozen unit hangs on its inputs (register_multi_grad_hook), and its closure holds their
+    AccumulateGrad nodes: where the input is a checkpoint's own leaf, the leaf and its ``.grad`` with it, until the end
+    of backward. Within a layer's backward what comes in is such a ``.grad``."""
+    if not (question.rules.apart and question.rules.wrapped_within and traced.plan.style == "reentrant"):
+        return
+    for i in traced.backward_layers:
+        above = traced.layers[i + 1 :]
+        size = 2 * sum(layer.boundary for layer in above)
+        left = above[0].boundary if above else 0  # by the layer above: this layer's own
+        instants = dict.fromkeys((instant for instant, _ in traced.layer_instants(i)), size - left)
+        instants |= {traced.end_of(i): size} | ({f"{traced.plan.name}.embedding-backward": size} if i == 0 else {})
+        for instant, held in instants.items():
+            ledger.add(
+                f"inputs of checkpoints above layer {i}, and their gradients", "activations", held, at=instant
+            ).formula("layers × 2 × T × h × bytes", len(above), 2, traced.layers[i].boundary).since(
+                "held by the hooks that reshard frozen units",
+                f"{FSDP}/_runtime_utils.py: _register_post_backward_reshard_only_hook",
+            )
+
+
+def _enter_on_host(ledger: Ledger, question: Question, recipe: Recipe) -> None:
+    """Shards under CPU offload; FSDP1's are page-locked (torch 2.13 _flat_param.py: _cpu_grad)."""
+    if not question.rules.cpu_offload:
+        return
+    groups = question.policy
+    units = [sizes.unit for sizes in (*groups.layers, *groups.ends, *(sizes for _, sizes in groups.tower))]
+    size = sum(pinned(unit.shard) if question.rules.flat else unit.shard for unit in units)
+    first = next((each for each in ledger.schedule if each.endswith("reduce")), "")
+    ledger.add(SHARDS, "gradients", size, "" if recipe.accumulates else first, place="host").formula(
+        "padded elements / ranks × bytes", size
+    ).since("reduced, and copied to the host", f"{FSDP}/_fully_shard/_fsdp_collectives.py: foreach_reduce")
+
+
+def _enter_pools(ledger: Ledger, question: Question, before_layers: str, accumulates: bool) -> None:
+    """Segments that FSDP2's other streams keep to themselves: on the reserved meter alone.
+
+    The allocator gives a freed block only to the stream that it came from. What the largest output of an all-gather
+    took stays reserved when it is freed, and the shards of gradients (outputs of reductions) until backward makes them,
+    or the step where micro-steps leave them for it."""
+    ends = [sizes.unit for sizes in question.policy.ends]
+    shards = sum(sizes.unit.shard for sizes in question.policy.layers) + sum(unit.shard for unit in ends)
+    whole = max(unit.gathered for unit in ends) * (question.rules.ranks > 1)
+    gather = next(each for each in ledger.schedule if each.endswith((".gather", ".layer-forward", ".forward")))
+    until = ledger.before(ledger.schedule[-1]) if accumulates else before_layers
+    for name, size, born, dies, template, why in (
+        (
+            "segments of all-gathers",
+            whole,
+            ledger.after(gather),
+            "",
+            "largest padded elements × bytes",
+            "the all-gather's stream keeps the segments of its largest output",
+        ),
+        (
+            "segments of gradient shards",
+            shards,
+            "",
+            until,
+            "padded elements / ranks × bytes",
+            "the reduction's stream keeps the segments of last step's gradients",
+        ),
+    ):
+        ledger.add(name, "stream_segments", size, born, dies, meter="reserved").formula(template, size).since(
+            why, STREAMS
+        )
+
+
+def _enter_uneven(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
+    """What a rank holds of rows beyond the mean, where it receives twice as many: inputs, gate, activation, up and
+    product of its experts; in every layer, or in the one that is made again."""
+    name, routed = traced.plan.name, [layer.experts for layer in recipe.model.layers() if layer.experts]
+    layers = routed if traced.plan.style == "plain" else routed[:1]
+    hidden, tokens = recipe.model.hidden_size, traced.plan.rows * traced.plan.length
+    rows = sum(tokens * each.active * (3 * hidden + 4 * each.intermediate) for each in layers)
+    within, last = f"{name}.layer-forward", f"{name}.embedding-backward"
+    ledger.add(
+        "rows of tokens beyond the mean",
+        "activations",
+        0,
+        within,
+        last if last in ledger.index else within,
+        high=rows * recipe.numerics.itemsize,
+    ).formula("0 to tokens × k × (3h + 4F) × bytes, for each layer that is held").since(
+        "how evenly tokens reach experts is not told: a rank may receive twice the mean",
+        "torchtitan 0.2.2 distributed/expert_parallel.py: output_splits follow the routing",
+    )

@@ -1,0 +1,213 @@
+"""What FSDP's hooks hold at the instants of a pass: at its peak while a box runs, or before and after it, where less of
+the box itself is alive. Bytes beside the rows of the passes."""
+
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from memplan.engine.layers.vision.tower_ends import TowerPlan
+from memplan.engine.layers.vision.tower_trace import stretch_of
+from memplan.engine.parallel.fsdp2.frame import Unit
+from memplan.engine.passes import TracedPass
+from memplan.engine.play.folded_boxes import Moments
+from memplan.engine.play.moments import NO_THINGS, WEIGHTS, Key, Moment, Things
+
+NO_MOMENT = Moment()
+GRADIENTS, FLAT = ("gradients", "whole gradients of layers"), ("gradients", "flat gradient of layers")
+
+
+class Held(NamedTuple):
+    """At one instant, beside gradients that the rows of the pass count."""
+
+    total: int
+    things: Things
+    """What is there, these gradients too; what is beyond is there for a moment."""
+    counted: Things = NO_THINGS
+
+
+class Halves:
+    """The moments of a pass in one micro-step."""
+
+    def __init__(
+        self, moments: Moments, traced: TracedPass, micro_step: int, units: Sequence[Unit], counts: bool
+    ) -> None:
+        self.moments, self.traced, self.micro_step, self.units = moments, traced, micro_step, units
+        self.counts = counts
+        """The pass has rows for gradients of weights outside the layers."""
+        self.name, self.layers, self.saved = traced.plan.name, traced.layers, traced.saved_before
+        self.embedded = traced.layers[0].boundary
+        """The embedding's output, while the first layer is gathered; nothing where more is there before."""
+
+    def comes(self, what: str, place: int = 0) -> bool:
+        """Whether it comes to a moment."""
+        return self.moments.get(Key(self.micro_step, self.name, what, place)) is not None
+
+    def at(self, what: str, place: int = 0) -> Moment:
+        """A moment; nothing where it does not come."""
+        found = self.moments.get(Key(self.micro_step, self.name, what, place)) or NO_MOMENT
+        if not (self.counts and found.most_made):
+            return found
+        return found._replace(inside=found.inside - found.made, most=found.most - found.most_made)
+
+    def _held(self, total: int, things: Things, met: int = 0) -> Held:
+        """``met``: of another graph's gradients that wait, those that rows of the layer count."""
+        counted = {WEIGHTS: things.get(WEIGHTS, 0)} if self.counts else {}
+        return Held(total, things, counted | dict.fromkeys((GRADIENTS, FLAT), met) if met else counted)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self) -> Iterator[tuple[str, Held]]:
+        """By instant."""
+        yield "gather", self._gather()
+        yield "vision-forward", self._tower_forward()
+        yield "layer-forward", self._layer_forward()
+        tail = self.traced.tail.forward
+        ends = max((tail[point].size for point in ("final-norm", "head") if point in tail), default=0)
+        loss = tail["loss"].size if "loss" in tail else 0
+        opens, within, after = self.at("ends"), self.at("tail"), self.at("loss")
+        most = max(opens.most + self.traced.tail.input_gradient, within.most + ends)
+        if self.traced.plan.style == "no-grad":
+            most = max(most, after.most + loss)
+            yield "forward", self._held(most - max(ends, loss), (after if loss > ends else within).things)
+            return
+        yield "forward", self._held(most - ends, within.things)
+        yield "loss", self._held(after.most, after.things)
+
+    def _gather(self) -> Held:
+        """Until the first layer has its weights."""
+        begins, embeds, opens = self.at("begin"), self.at("embedding"), self.at("opens")
+        spec = self.traced.plan.spec
+        scaled = bool(spec.embedding_multiplier and not spec.scaled_outside)
+        embedded = embeds.most + self.embedded * (1 + scaled)
+        most = max(begins.most, embedded, opens.most + self.embedded)
+        if most == begins.most:
+            self.embedded = 0
+            return self._held(most, begins.most_things)
+        return self._held(most - self.embedded, (embeds if most == embedded else opens).most_things)
+
+    def _layer_forward(self) -> Held:
+        """Of the layer that is fullest with it: of equal ones in a row the last, before which most is saved."""
+        traced, layers, saved, most = self.traced, self.layers, self.saved, 0
+        active, middle = traced.forward_layer, self.moments.middle
+        last = {id(layers[i]): i for i in middle}
+        for i in (*range(middle.start), *last.values(), *range(middle.stop, len(layers))):
+            opens, runs, beside = self.at("opens", i), self.at("forward", i), saved[i] + traced.beside("forward", i)
+            x = layers[i].boundary
+            most = max(most, runs.inside + beside + layers[i].forward.size, runs.most + saved[i + 1] + x)
+            if i:
+                most = max(most, opens.most + beside + x)
+        base = saved[active] + traced.beside("forward", active) + layers[active].forward.size
+        return self._held(most - base, self.at("forward", active).things)
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(self) -> Iterator[tuple[str, Held]]:
+        """By instant."""
+        traced, tail = self.traced, self.traced.tail.backward
+        begins, loss, head = self.at("begins-backward"), self.at("loss-backward"), self.at("head-backward")
+        loses, size = (tail[point].size if point in tail else 0 for point in ("loss", "head"))
+        before, after = begins.most + min(loses, traced.tail.saved.size), loss.most + size - _beyond_logits(traced)
+        yield "loss-backward", self._held(max(before, loss.inside + loses, after) - loses, loss.things)
+        yield "head-backward", self._held(max(after, head.inside + size) - size, head.things)
+        yield "final-norm-backward", self._held(head.inside, head.things)
+        yield "tail-reduce", self._held(head.most, head.most_things)
+        for i in traced.backward_layers:
+            if self.comes("backward", i):
+                yield from self._layer(i)
+        last = self.at("embedding-backward" if self.comes("embedding-backward") else "reduce")
+        yield "inputs-backward", self._held(last.inside, last.things)
+        yield "vision-backward", self._tower_backward(last)
+        yield "embedding-backward", self._held(last.inside, last.things)
+        reduces = self.at("reduce")
+        yield "reduce", self._held(reduces.most, reduces.most_things)
+
+    def _layer(self, i: int) -> Iterator[tuple[str, Held]]:
+        """When it runs back, and when its gradients are reduced, until the one below has its weights."""
+        plan, layer = self.traced.plan, self.layers[i]
+        runs, opens, below = self.at("backward", i), self.at("opens-backward", i), self.at("opens-backward", i - 1)
+        meets = plan.gradients_of(plan.style_of(i)) in ("join", "meet")  # another graph's wait: the layer's own rows
+        waiting = self.units[i].gradients if meets else 0
+        for position, (instant, alive) in enumerate(self.traced.layer_instants(i)):
+            most = max(size + moment.inside for moment, size in self._points(i, instant, alive.size))
+            if position == 0:
+                most = max(most, opens.most + layer.saved.size + layer.boundary)
+            held = self._held(most - alive.size - waiting, runs.things, waiting)
+            yield instant.removeprefix(f"{self.name}."), held
+        fuller = below if below.most > runs.most else runs
+        yield self.traced.end_of(i).removeprefix(f"{self.name}."), self._held(fuller.most, fuller.most_things)
+
+    def _points(self, i: int, instant: str, size: int) -> list[tuple[Moment, int]]:
+        """What of a layer's backward is alive when. Its first adapters run back last; where they are units, their hook
+        gathers the layer below."""
+        runs, late = self.at("backward", i), self.at("late-backward", i)
+        if late is NO_MOMENT or instant.endswith("last-layer-backward"):
+            return [(runs, size)]
+        ended = "feed-forward" if instant.endswith("attention-backward") else ""
+        sizes = {point: alive.size for point, alive in self.layers[i].backward.items() if point != ended}
+        first = "projections" if "projections" in sizes else "attention"
+        return [(late, sizes.pop(first, 0)), *((runs, each) for each in sizes.values())]
+
+    # -- a tower ------------------------------------------------------------------------------------------------------
+
+    def _tower_forward(self) -> Held:
+        """Its blocks are units, gathered one after another before the layers."""
+        plan, begins = plan_of(self.traced), self.at("embedding")
+        if plan is None:
+            return self._fullest_place("tower-opens", begins)
+        got, ends = stretch_of(plan), self.at("tower", plan.tower.num_layers + 1)
+        first = self.at("tower")
+        found = [(got.first.forward + first.inside, first), (got.end + ends.inside, ends)]
+        for i, layer in enumerate(got.layers):
+            runs, beside = self.at("tower", i + 1), got.before[i] + got.beside
+            found.append((beside + layer.forward.size + runs.inside, runs))
+            found.append((beside + layer.boundary + self.at("tower-opens", i + 1).most, runs))
+        most, moment = max(found, key=itemgetter(0))
+        return self._held(most + got.shared - self.traced.vision.forward, moment.things)
+
+    def _tower_backward(self, last: Moment) -> Held:
+        """They are reduced one after another behind the layers. Gradients of what is no unit wait whole for the root's
+        reduction; no ledger has rows for them."""
+        plan, alone = plan_of(self.traced), self.traced.vision.alone or self.traced.vision.backward
+        if plan is None or not self.traced.vision.backward:
+            return self._fullest_place("tower-backward", last)
+        got, keep = stretch_of(plan), plan.gradients == "keep"
+        used, joint = plan.tower.used_blocks, self.at("tower-backward", plan.tower.num_layers + 1)
+        whole = got.last.gradients * keep * ("projector" not in plan.tower.units)
+        waits = got.embedded + got.leaf
+        found = [(got.saved + got.last.backward + joint.inside + got.leaf, joint)]
+        for i in reversed(range(used)):
+            if not self.comes("tower-backward", i + 1):
+                break
+            layer, runs = got.layers[i], self.at("tower-backward", i + 1)
+            base = got.before[i] + waits + whole
+            found.append((base + max(alive.size for alive in layer.backward.values()) + runs.inside, runs))
+            found.append((base + layer.boundary + runs.most, runs))
+        first = self.at("tower-backward")
+        found.append((got.first.backward + waits + whole + first.inside, first))
+        most, moment = max(found, key=itemgetter(0))
+        return self._held(most + got.kept - alone, moment.things)
+
+    def _fullest_place(self, what: str, otherwise: Moment) -> Held:
+        """Of a tower that is not traced block by block (Llama 3.2 Vision): most beside all of it."""
+        tower = self.traced.plan.tower
+        places = range(tower.tower.num_layers + 2 if tower else 0)
+        moments = [self.at(what, place) for place in places if self.comes(what, place)]
+        if what == "tower-opens" and moments:
+            moment = max(moments, key=lambda each: each.most)
+            return self._held(moment.most, moment.most_things)
+        moment = max(moments, key=lambda each: each.inside, default=otherwise)
+        return self._held(moment.inside, moment.things)
+
+
+def plan_of(traced: TracedPass) -> TowerPlan | None:
+    """The pass of a tower whose blocks are traced one by one; None without images."""
+    plan = traced.plan.tower
+    return None if plan is None or plan.tower.crossed else plan
+
+
+def _beyond_logits(traced: TracedPass) -> int:
+    """What the head's backward makes beside the logits' gradient, where the gather ahead begins: nothing saved."""
+    plan, head = traced.plan, traced.tail.backward.get("head")
+    made = sum(size for tag, size in head.tags.items() if tag.category != "activations") if head else 0
+    itemsize = 4 if plan.spec.logits_fp32 else plan.mode.numerics.autocast or plan.mode.numerics.itemsize
+    return max(0, made - plan.rows * plan.length * plan.spec.head.outputs * itemsize)

@@ -1,0 +1,131 @@
+"""FSDP's rows: what its hooks hold at each instant of a step, under the names that they give it.
+
+A unit (a layer, the root around them, sometimes embedding or head) is gathered before it runs and freed behind it; its
+gradients are reduced to the rank's shard when it has run back. When which of these is there follows from a play of the
+hooks (``play/fsdp1.py``, ``play/fsdp2.py``), in which layers are black boxes (``play/boxes.py``)."""
+
+from collections.abc import Iterator
+
+from memplan.engine.ledger import ACCUMULATED, Ledger
+from memplan.engine.parallel.fsdp.beside import FSDP, SHARDS, enter_beside
+from memplan.engine.parallel.fsdp.instants import Halves, Held
+from memplan.engine.parallel.fsdp.question import Stage, question_of
+from memplan.engine.play.boxes import Question
+from memplan.engine.play.folded_boxes import moments_of
+from memplan.engine.play.moments import Key, Label, Things
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+MOMENT = "buffers", "more for a moment"
+PADDED, PART, FLAT = (
+    "padded elements × bytes",
+    "padded elements / ranks × bytes",
+    "elements of the flat parameter × bytes",
+)
+WHOLE, GROUP, PARAM = "elements × bytes", "_fully_shard/_fsdp_param_group.py", "_fully_shard/_fsdp_param.py"
+ONE, RUN = "_flat_param.py", "_runtime_utils.py"
+SAID = {
+    "gathered weights": (PADDED, "copied out of the all-gather's output for use", f"{GROUP}: wait_for_unshard"),
+    "all-gather output": (PADDED, "gathered ahead, or until the next copy-out", f"{GROUP}: AllGatherState"),
+    "all-gather input": (PART, "the rank's part in the dtype of its use", f"{PARAM}: all_gather_inputs"),
+    "shard from the host": (PART, "the rank's part waits on the host", f"{PARAM}: all_gather_inputs"),
+    "parts of gathered": (PADDED, "reshard_after_forward is a number", f"{PARAM}: to_sharded_post_forward"),
+    "weights in the dtype": (WHOLE, "one rank gathers nothing, and casts", f"{PARAM}: all_gather_inputs"),
+    "reduce-scatter input": ("padded elements × reduce bytes", "kept until the next unit's", f"{GROUP}: post_backward"),
+    SHARDS: (PART, "reduced, in the dtype of the stored weights", "_fully_shard/_fsdp_collectives.py: foreach_reduce"),
+    "reduced gradients": (PART, "held to the end of backward where they are replicated", f"{GROUP}: AllReduceState"),
+    "gradients that wait": (WHOLE, "a later backward reduces them", f"{PARAM}: to_accumulated_grad_if_needed"),
+    "whole gradients": (WHOLE, "until they are reduced", f"{GROUP}: post_backward"),
+    "weight gradients": (WHOLE, "until they are reduced", f"{GROUP}: post_backward"),
+    "gathered flat": (FLAT, "gathered straight into place", f"{ONE}: _alloc_padded_unsharded_flat_param"),
+    "shard in low precision": (PART, "there while the gather runs", f"{ONE}: _use_low_precision_shard"),
+    "flat gradient": (FLAT, "put together from gradients of views", f"{RUN}: _post_backward_hook"),
+    "cast": ("elements × reduce bytes", "the reduction's dtype is another", f"{RUN}: _reduce_grad"),
+    "zeros": (WHOLE, "autograd fills the places of what nothing used", f"{ONE}: _use_unsharded_views"),
+    "sum": (FLAT, "of two forwards that run back together", f"{ONE}: _use_unsharded_views"),
+    MOMENT[1]: ("", "a copy-out or a reduction before or behind what runs", ""),
+}  # fmt: skip
+"""By how its name begins: its formula, why it is there, and where under ``FSDP`` that is said."""
+
+
+def enter_units(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> None:
+    """Every row that FSDP adds to the passes of a micro-step."""
+    question = question_of(recipe, weights, passes)
+    held, embedded = dict[str, Things](), dict[str, int]()
+    for instant, things, output in _fullest(question, passes):
+        held[instant] = things
+        embedded |= {instant: output} if instant.endswith(".gather") else {}
+    _enter(ledger, held)
+    for instant, size in embedded.items():
+        ledger.add("embedding output", "activations", size, at=instant).formula("T × h × bytes", size).since(
+            "the first layer is gathered when its input is there", f"{FSDP}/_fully_shard/_fsdp_state.py: _pre_forward"
+        )
+    enter_beside(ledger, recipe, question, passes)
+
+
+def _fullest(question: Question, passes: list[Stage]) -> Iterator[tuple[str, Things, int]]:
+    """(instant, what is there, of it the embedding's output) in the micro-step in which that is most."""
+    moments, units = moments_of(question), [sizes.unit for sizes in question.policy.layers]
+    for traced, point in passes:
+        counts, most = point == "backward" and traced.plan.gradients != "add", dict[str, tuple[Held, int]]()
+        for number in range(question.micro_steps):
+            half = Halves(moments, traced, number, units, counts)
+            for each, held in half.forward() if point == "forward" else half.backward() if point == "backward" else ():
+                if each not in most or held.total > most[each][0].total:
+                    most[each] = held, half.embedded
+        for each, (held, output) in most.items():
+            yield f"{traced.plan.name}.{each}", _things(held), output
+    last = moments.get(Key(question.micro_steps - 1, "step", "optimizer"))
+    yield "step.optimizer", last.things if last else {}, 0
+
+
+def _things(held: Held) -> Things:
+    """What is there by name, but for gradients that the rows of the pass count."""
+    things = {label: size - min(size, held.counted.get(label, 0)) for label, size in held.things.items()}
+    beyond = held.total - sum(things.values())
+    return things | ({MOMENT: beyond} if beyond > 0 else {})
+
+
+def _enter(ledger: Ledger, held: dict[str, Things]) -> None:
+    """A row for each that stays the same from one instant to another; an instant at which nothing is known is as the
+    one before."""
+    things, sequence = dict[Label, int](), list[dict[Label, int]]()
+    for instant in ledger.schedule:
+        things = {label: size for label, size in things.items() if label != MOMENT}
+        if instant in held:
+            things = {}
+            for (category, name), size in held[instant].items():
+                label = category, _renamed(name)
+                things[label] = things.get(label, 0) + size
+        sequence.append(things)
+    for category, name in {label: None for each in sequence for label in each}:
+        template, why, where = next(said for begins, said in SAID.items() if name.startswith(begins))
+        for size, born, dies in _spans([each.get((category, name), 0) for each in sequence]):
+            lasts = category == "gradients" and born == 0 and dies == len(sequence) - 1
+            title = f"{ACCUMULATED}, {name}" if lasts else name
+            ledger.add(title, category, size, ledger.schedule[born], ledger.schedule[dies]).formula(
+                template, size
+            ).since(why, f"{FSDP}/{where}")
+
+
+def _renamed(name: str) -> str:
+    """What a reduction leaves is a shard, cast or not."""
+    for reduced in ("reduced gradients of", "shards of gradients of"):
+        name = name.replace(reduced, f"{SHARDS} of")
+    return name
+
+
+def _spans(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(bytes, first, last) of what is there for a while: what came last goes first."""
+    there, total = list[tuple[int, int]](), 0
+    for at, size in enumerate([*sizes, 0]):
+        while total > size:
+            top, born = there.pop()
+            less = min(top, total - size)
+            yield less, born, at - 1
+            total -= less
+            if top > less:
+                there.append((top - less, born))
+        if size > total:
+            there.append((size - total, at))
+            total = size

@@ -1,0 +1,94 @@
+"""What FSDP's hooks go by: a recipe's settings in plain values, by which a play of them is remembered."""
+
+from typing import NamedTuple
+
+from memplan.engine.losses.heads import INSIDE
+from memplan.engine.parallel.fsdp2.units import reads_head, waits_for_reduction
+from memplan.spec.recipe import Recipe
+
+
+class Rules(NamedTuple):
+    """Of one job."""
+
+    flat: bool
+    """FSDP1: a unit is one flat parameter."""
+    ranks: int
+    resharding: bool | int
+    """FSDP2. True; False: kept from forward to backward; a number: shared among so many ranks meanwhile."""
+    cpu_offload: bool
+    root_reshards: bool
+    replicates: bool
+    within: bool
+    """The model's own forward computes the loss, so that the root has not returned before."""
+    late: bool
+    """Some backward of the step reduces nothing."""
+    tells_ahead: bool
+    """Beside experts that are spread, units are told what to gather ahead (set_modules_to_forward_prefetch)."""
+    used: int
+    """Element size that modules compute in."""
+    reduced: int
+    stored: int
+    keeps: bool
+    """FSDP1: SHARD_GRAD_OP, by which what is gathered stays to its backward."""
+    backward_prefetch: str
+    forward_prefetch: bool
+    limit_all_gathers: bool
+    wrapped_within: bool
+    """FSDP1: checkpoints call the wrapped layer (transformers before 5: ``_gradient_checkpointing_func(
+    decoder_layer.__call__, …)``)."""
+    reentrant: bool
+    apart: bool
+    """FSDP1: PEFT's policy wraps each trained linear by itself (``fsdp_auto_wrap_policy``)."""
+    adapter: int
+    """Element size of stored adapters; 0 without any."""
+    magnitude: int
+
+    @property
+    def leaves_behind(self) -> bool:
+        """Whether a frozen unit is whole until the unit before is: the hook that reshards it hangs on its input, behind
+        the one that gathers the unit before (_register_post_backward_reshard_only_hook). A reentrant checkpoint around
+        the unit detaches its input; with BACKWARD_POST that is not modelled."""
+        return not (self.wrapped_within and self.reentrant) and self.backward_prefetch != "BACKWARD_POST"
+
+    @property
+    def waits_for_layer_before(self) -> bool:
+        """Whether a layer's flat gradient is put together when the layer before it has run back: what forward gathers
+        ahead has its views before that layer runs, and autograd runs the latest node first (torch 2.13
+        distributed/fsdp/_runtime_utils.py: ``_pre_forward_unshard``; csrc/autograd/engine.cpp:
+        ``CompareNodeTaskTime``)."""
+        return self.forward_prefetch and not self.apart and not self.reentrant
+
+
+def rules_of(recipe: Recipe) -> Rules:
+    """Those of a recipe."""
+    sharding, adapter = recipe.sharding, recipe.adapter
+    fsdp = sharding.fsdp
+    return Rules(
+        sharding.name == "fsdp",
+        sharding.ranks,
+        sharding.reshard_after_forward,
+        fsdp.cpu_offload,
+        fsdp.root_reshards,
+        fsdp.replicas > 1,
+        loss_is_inside(recipe),
+        waits_for_reduction(recipe),
+        recipe.parallel.expert > 1,
+        recipe.numerics.itemsize,
+        recipe.storage.reduce_itemsize,
+        recipe.storage.precision.weights,
+        fsdp.keeps_gathered,
+        fsdp.backward_prefetch,
+        fsdp.forward_prefetch,
+        fsdp.limit_all_gathers,
+        fsdp.checkpoints_around and sharding.name == "fsdp",
+        recipe.checkpointing.reentrant,
+        sharding.name == "fsdp" and adapter is not None and fsdp.wraps_adapters,
+        adapter.itemsize if adapter else 0,
+        adapter.magnitude_itemsize if adapter else 0,
+    )
+
+
+def loss_is_inside(recipe: Recipe) -> bool:
+    """Whether the model's own forward computes the loss (labels=), so that the root has not returned yet."""
+    inside = recipe.method.name == "sft" and recipe.loss.head in INSIDE
+    return inside or reads_head(recipe)
