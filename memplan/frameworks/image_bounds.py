@@ -105,7 +105,6 @@ def fill_with_images(draft: Draft, where: str, key: str) -> None:
         return
     why = "nothing says how many images an example has: as many as the sequence holds"
     draft.put("images", _filling(draft.now("model"), length - TEXT), Origin(ASSUMED, f"{where}: {why}"))
-    hint = "add --set images.per_example=1 --set images.width=448 --set images.height=448"
-    draft.bound(
-        key, where, f"images are counted as many as fill the sequence of {length} tokens", "lengths", "images", hint
-    )
+    why = f"images are counted as many as fill the sequence of {length} tokens"
+    hint = "add --set images.per_example=1 --set images.width=448 --set images.height=448, or --set images=null"
+    draft.bound(key, where, why, "lengths", "images", hint)

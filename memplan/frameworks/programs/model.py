@@ -253,10 +253,8 @@ def _images(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> N
         draft.ask(
             "sequence_length", str(trainer.place), "no argument cuts the data, images among it: it is as long as it is"
         )
-    if sees and (name == "FastVisionModel" or "data_collator" in trainer.values):
+    if sees:
         draft.finishers.setdefault(IMAGES, partial(fill_packed, str(thing.place), "images"))
-    elif sees and "images" not in draft.given:
-        draft.remarks.append(f"{thing.place}: what the vision tower makes of images is not counted: add --images")
 
 
 def _checkpointing(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> None:
