@@ -294,6 +294,15 @@ def test_search_r1_joins_its_turns_behind_the_prompt(tmp_path: Path) -> None:
     found = read(tmp_path, f"{turns} data.max_start_length=2048 data.max_obs_length=500")
     assert (found.job.sequence_length, found.job.completion_length) == (2048 + 4096, 4096)
     assert not deciding(found)
+    loop = (
+        "for turn in range(self.config.max_turns):\n    next_obs_ids = next_obs_ids[:, :self.config.max_obs_length]\n"
+    )
+    code = tmp_path / "search_r1/llm_agent/generation.py"
+    code.parent.mkdir(parents=True)
+    for number, lines, length in ((2, loop, 2 * (512 + 500) + 512), (9, loop, 4096), (2, loop[:40], 4096)):
+        code.write_text(lines)
+        job = read(tmp_path, f"{turns} data.max_start_length=2048 data.max_obs_length=500 max_turns={number}").job
+        assert (job.sequence_length, job.completion_length) == (2048 + length, length)
 
 
 SEES = RL.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-3B-Instruct")

@@ -174,6 +174,32 @@ def test_transformers_own_trainer_is_cut_where_the_tokenizer_cuts(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("mapped", "told"),
+    [
+        ("def rows(row):\n    found = tokenizer(row['x'])\n    return found\ndata = data.map(rows)\n", None),
+        ("def rows(row):\n    row['input_ids'] = ids\n    return row\ndata = data.map(rows)\n", None),
+        ("from functools import partial\ndef rows(row, n):\n    return {'input_ids': tokenizer(row, max_length=n, "
+         "truncation=True)}\ndata = data.map(partial(rows, n=96))\n", 96),
+        ("data = data.map(lambda row: tokenizer(row['x']))\n", None),
+        ("data = data.map(lambda row: {'text': tokenizer.apply_chat_template(row, tokenize=False)})\n", 512),
+        ("def rows(row):\n    return {'size': len(tokenizer(row['x']))}\ndata = data.map(rows)\n", 512),
+    ],
+)  # fmt: skip
+def test_rows_that_come_as_tokens_are_cut_by_newer_trainers_alone(
+    tmp_path: Path, mapped: str, told: int | None
+) -> None:
+    mapped = f"from datasets import load_dataset\ndata = load_dataset('x')['train']\n{mapped}"
+    old = MODEL + mapped + SFT.replace("max_length", "max_seq_length").replace("data)", "data, tokenizer=tokenizer)")
+    given = read(tmp_path, old)
+    assert asked(given) == (set() if told else {"sequence_length"})
+    assert given.job.sequence_length == told or not told
+    assert read(tmp_path, MODEL + mapped + SFT).job.sequence_length == 512
+    fast = old.replace("AutoModelForCausalLM", "FastLanguageModel").replace("model = ", "model, tokenizer = ", 1)
+    given = read(tmp_path, f"from unsloth import FastLanguageModel\n{fast}".replace(", tokenizer=tokenizer", ""))
+    assert asked(given) == (set() if told else {"sequence_length"})
+
+
+@pytest.mark.parametrize(
     ("text", "version"),
     [
         ("SFTTrainer(model=model, args=SFTConfig(max_length=512), train_dataset=data)", None),

@@ -231,6 +231,8 @@ def part(owner: Any) -> Any:
 
 def _method(call: Call) -> Any:
     owner = call.owner
+    if call.name == "map":
+        call.run.mapped.append(call)
     if isinstance(owner, Thing) and owner.name.startswith(CONFIGS):
         made = call.thing(f"{owner.name}.{call.name}")
         made.set("?self", owner, call.place)

@@ -1,14 +1,17 @@
 """How long a program's rows are: where its tokenizer, its data sets and its collators cut."""
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.run import MAX_STEPS, Run
 from memplan.frameworks.programs.text import SHORTER
-from memplan.frameworks.programs.values import Function, Place, Unknown
+from memplan.frameworks.programs.values import Function, Place, Thing, Unknown
 
 SOURCE, TARGET = re.compile(r"(?i)source|prompt|question"), re.compile(r"(?i)target|answer|response|completion")
 """What bounds of a row's two halves are called, which a causal model reads as one."""
@@ -20,12 +23,24 @@ LOADED_BY = ("__getitem__", "__call__", "__iter__", "collate_fn")
 MOST_OBJECTS = 20
 MAX_ASIDE = 20_000
 """Steps in functions that nothing calls."""
+TOKENIZES = re.compile(r"(?i)(^|\.)(\w*token(iz|is)\w*|processor)$")
+IDS = "input_ids"
+CUTS_TOKENS = (0, 15)
+"""The last version of TRL that a sign may stand for whose SFTTrainer may leave rows as they are that come as tokens: to
+0.14 it neither cuts nor packs them (trainer/sft_trainer.py: _prepare_dataset). Unsloth's never cuts them
+(unsloth_zoo 2025.10 dataset_utils.py: sft_prepare_dataset)."""
 
 
 def put_length(run: Run, method: str, draft: Draft) -> None:
     """The longest that the program cuts at, where no argument of the trainer says it; asked for where none is known."""
-    asked = any(each.asks == "sequence_length" for each in draft.unread)
-    if asked or "sequence_length" in draft.given or "sequence_length" in draft.values:
+    if any(each.asks == "sequence_length" for each in draft.unread) or "sequence_length" in draft.given:
+        return
+    leaves = method == "sft" and ("unsloth" in draft.facts or draft.version <= CUTS_TOKENS)
+    tokens = [str(each.place) for each in run.mapped if leaves and _to_tokens(each)]
+    whole = f"TRL to 0.14 and Unsloth leave rows as {tokens[0]} tokenises them" if tokens else ""
+    if whole:
+        draft.forget("sequence_length")
+    elif "sequence_length" in draft.values:
         return
     cuts = _cuts(run)
     cuts = [each for each in cuts if each[2] != BY_TOKENIZER] or cuts  # rows are cut before it, if it cuts any
@@ -39,7 +54,8 @@ def put_length(run: Run, method: str, draft: Draft) -> None:
         draft.put("sequence_length", longest, Origin(FILE, why))
         return
     unknown = next(((value, place) for value, place, _ in cuts if isinstance(value, Unknown)), None)
-    what = f"the tokenizer cuts at {unknown[0].text}" if unknown else "nothing in the program says how long its data is"
+    what = whole or "nothing in the program says how long its data is"
+    what = f"the tokenizer cuts at {unknown[0].text}" if unknown else what
     draft.ask("sequence_length", str(unknown[1]) if unknown else run.start, what)
 
 
@@ -76,3 +92,27 @@ def _of_loaders(run: Run) -> Iterator[Function]:
     for thing in mine[:MOST_OBJECTS]:
         for method in filter(None, map(thing.own.method, LOADED_BY) if thing.own else ()):
             yield Function(method.node, method.frame, method.path, thing)
+
+
+def _to_tokens(call: Call) -> bool:
+    """Whether rows leave what a data set maps as tokens: a mapping of their ids, or what a tokenizer gives."""
+    whole, said = call.get(0, "function"), getattr(call.node, "args", [])
+    if isinstance(whole, Thing) and whole.last == "partial":
+        whole = whole.values.get("*0")
+    node = whole.node if isinstance(whole, Function) else next(iter(said), None)
+    if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+        return False
+    results = [node.body] if isinstance(node, ast.Lambda) else []
+    assigned: list[tuple[str, ast.expr]] = []
+    for each in ast.walk(node):
+        results += [each.value] if isinstance(each, ast.Return) and each.value else []
+        assigned += [(written(target), each.value) for target in each.targets] if isinstance(each, ast.Assign) else []
+    names = {written(each) for each in results}
+    put = any(name == f"{each}['{IDS}']" for each in names for name, _ in assigned)
+    return put or any(map(_is_tokens, [*results, *(value for name, value in assigned if name in names)]))
+
+
+def _is_tokens(value: ast.expr) -> bool:
+    if isinstance(value, ast.Dict):
+        return any(isinstance(each, ast.Constant) and each.value == IDS for each in value.keys)
+    return isinstance(value, ast.Call) and TOKENIZES.search(written(value.func)) is not None

@@ -72,10 +72,10 @@ class Run(Statements):
         self.asked_card = False
         """Whether the program asks the card for bfloat16."""
         self.stack: list[ast.AST] = []
-        self.uncalled = False
-        """Whether its trainers are made in functions that nothing in the file calls."""
-        self.gone_aside = False
-        """Whether functions that nothing calls were gone through."""
+        self.uncalled = self.gone_aside = False
+        """Whether its trainers are made in functions that nothing in the file calls; whether such were gone through."""
+        self.mapped: list[Any] = []
+        """Calls of ``map``, in their order: of data sets, most of them."""
         self.done: set[int] = set()
         """Functions that were called, by their node."""
         self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})

@@ -8,22 +8,31 @@ import re
 from memplan.frameworks.base import Keys
 from memplan.frameworks.generating import put
 from memplan.frameworks.verl.asking import known
+from memplan.frameworks.verl.forks import in_copy
 from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
 from memplan.units import ceil_div
 
 KL = "algorithm.use_kl_in_reward"
 LENGTHS = ("data.max_response_length", "data.max_prompt_length", "data.max_length")
+_TURNS = ("in range(self.config.max_turns)", "next_obs_ids = next_obs_ids[:, :self.config.max_obs_length]")
+"""How Search-R1 counts its turns, and cuts what each is answered."""
 
 
 def lengths_of(keys: Keys) -> tuple[int, int]:
     """Tokens of a prompt and of a completion. Search-R1 joins what its turns generate and what they are answered, up to
-    ``max_prompt_length`` behind ``max_start_length`` (search_r1/llm_agent/generation.py: _update_right_side); what it
-    answers in one go, as SSRL trains, may be longer (TsinghuaC3I/SSRL verl/trainer/ppo/ray_trainer.py)."""
+    ``max_prompt_length`` behind ``max_start_length``, of code that is here no more than its turns and a last answer
+    make (search_r1/llm_agent/generation.py: _update_right_side, run_llm_loop); what it answers in one go, as SSRL
+    trains, may be longer (TsinghuaC3I/SSRL verl/trainer/ppo/ray_trainer.py)."""
     prompt = known(keys, "data.max_prompt_length", "sequence_length", 0)
     response = known(keys, "data.max_response_length", "sequence_length", 0)
+    turns = known(keys, "max_turns", usual=0)
     if not keys.has("data.max_start_length"):
         return prompt, response
-    keys.skip("data.max_obs_length", "data.max_infer_length")
+    keys.skip("data.max_infer_length")
+    told = known(keys, "data.max_obs_length", usual=0)
+    loop = in_copy(keys.settings.path, "search_r1/llm_agent/generation.py") if turns and told else ""
+    if all(each in loop for each in _TURNS):
+        prompt = min(prompt, turns * (response + told) + response)
     start = known(keys, "data.max_start_length", "sequence_length", 0)
     return (start, prompt) if start >= response else (prompt, response)  # one that searches nothing answers at once
 

@@ -25,7 +25,7 @@ _MARKS = re.compile(
     r"\bactor_rollout_ref\.(actor|rollout|model)\.|\bworker\.(actor|rollout)\.|model\.partial_pretrain="
     r"|\bverl[./]trainer[./]sft_trainer|\bdata\.max_token_len_per_gpu="
 )
-WITHOUT_DOT = ("ulysses_sequence_parallel_size", "use_remove_padding", "engine", "model_engine", "config")
+WITHOUT_DOT = ("ulysses_sequence_parallel_size", "use_remove_padding", "engine", "model_engine", "config", "max_turns")
 """Names that stand at the top of a config and mean something; others are variables of the shell."""
 CONFIGS = re.compile(r"(ppo|dapo|gspo|sppo|entropy|prime|spin|r1|rl|grpo|gen|\w*fully_async\w*|\w*one_step_off\w*)?_?"
                      r"(ppo_|dapo_)?(megatron_|fsdp_)?trainer(_engine)?|sft_trainer(_engine)?|rl")  # fmt: skip
