@@ -173,6 +173,34 @@ def test_transformers_own_trainer_is_cut_where_the_tokenizer_cuts(tmp_path: Path
     assert read(tmp_path, cut).job.sequence_length == 384
 
 
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 512,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("amp", "whole", "half"), [("", "fp32", "bf16"), ("bf16=True", "bf16-amp", "bf16")])
+def test_a_checkpoint_of_fp32_is_loaded_in_it(tmp_path: Path, amp: str, whole: str, half: str) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text(json.dumps({**CONFIG, "torch_dtype": "float32"}))
+    trains = (
+        f"Trainer(model, TrainingArguments('out', per_device_train_batch_size=2, {amp}), train_dataset=data).train()"
+    )
+
+    def precision(load: str) -> str:
+        text = f"model = AutoModelForCausalLM.from_pretrained({load})\n{trains}"
+        return str(read(tmp_path, text, sequence_length=64).job.precision)
+
+    named = "'openai-community/gpt2'", f"'{tmp_path}/mine'", "ID, dtype=torch.float32"
+    assert {precision(load) for load in named} == {whole}
+    assert {precision(load) for load in ("ID", "'openai-community/gpt2', dtype=torch.bfloat16")} == {half}
+    few = BITS.format(tmp_path / "mine")
+    assert precision(few) == half
+
+
+BITS = "'{}', quantization_config=BitsAndBytesConfig(load_in_4bit=True)"
+
+
 @pytest.mark.parametrize(
     ("mapped", "told"),
     [

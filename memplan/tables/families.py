@@ -102,6 +102,16 @@ FAILING = {
 }
 """Model types whose class fails in the newest transformers that was read."""
 
+FP32_CHECKPOINTS = frozenset(
+    words_of(
+        """albert bart bert distilbert electra gpt2 gpt_bigcode gpt_neo gptj modernbert mt5 roberta starcoder2 t5
+        xlm-roberta"""
+    )
+)
+"""Types whose published configs name no dtype, or float32, over weights of four bytes: 440 MB of bert-base-uncased's
+110 M parameters, 548 MB of gpt2's 124 M, 242 MB of t5-small's 60.5 M, 24.2 GB of gpt-j-6b's 6.05 B, 12.1 GB of
+starcoder2-3b's 3.03 B (model.safetensors or pytorch_model.bin of each on the Hub)."""
+
 SDPA_SINCE = {
     **dict.fromkeys(("llama", "falcon", "gpt_bigcode", "bart"), "4.36"),
     **dict.fromkeys(("mistral", "mixtral"), "4.37"),

@@ -3,7 +3,9 @@
 The table is that of accelerate 1.15 (``accelerator.py``: prepare_model, FSDP's upcast, DeepSpeed's own casts)."""
 
 from memplan.frameworks.base import DEFAULT, Draft, Keys, Origin
+from memplan.frameworks.local_models import spec_of
 from memplan.tables.choices import SYNONYMS
+from memplan.tables.families import FP32_CHECKPOINTS
 from memplan.tables.trainers import TRAINERS
 
 LOADS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -46,6 +48,8 @@ def settle(draft: Draft) -> None:
 def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
     """The dtype that weights are loaded in is known."""
     load, loaded = draft.facts["load"]
+    if load == "auto" and _holds_fp32(draft):
+        load, loaded = "fp32", Origin(loaded.kind, f"{loaded.text}: its checkpoint holds float32")
     if amp != "no" and (sharding.startswith("fsdp") or load == "fp32"):
         # FSDP upcasts trained weights; elsewhere the weights are fp32 as they were loaded.
         draft.put("precision", f"{amp}-amp", why if why.kind == "file" else loaded if load == "fp32" else why)
@@ -59,6 +63,15 @@ def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
     draft.put("precision", half, loaded if load != "auto" else why)
     if not sharding.startswith("fsdp"):
         draft.put("autocast", amp != "no", why)
+
+
+def _holds_fp32(draft: Draft) -> bool:
+    """Whether the checkpoint that transformers loads as it is holds fp32: its config says so, or names no dtype, where
+    the first of its weights decides (transformers 5.24 modeling_utils.py: _get_dtype). Few bits are another matter."""
+    if draft.now("trainer") not in ("transformers", "trl") or draft.now("quantization") not in (None, "none"):
+        return False
+    spec = spec_of(draft.said)
+    return spec is not None and (spec.dtype or ("fp32" if spec.family in FP32_CHECKPOINTS else "")) == "fp32"
 
 
 def _under_a_launcher(draft: Draft, amp: str, why: Origin, sharding: str) -> None:

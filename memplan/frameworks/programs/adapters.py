@@ -6,10 +6,10 @@ from typing import Any
 
 from memplan.frameworks.asking import OF_LORA
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.local_models import family_of
 from memplan.frameworks.programs.files import might_be
 from memplan.frameworks.programs.gathered import HINTS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH
-from memplan.frameworks.programs.unsloth import family_of
 from memplan.frameworks.programs.values import Thing, Unknown, known, plain
 from memplan.tables.families import LORA_TARGETS
 from memplan.tables.peft_fields import FIELDS, NO_EFFECT, NOT_MODELLED

@@ -14,6 +14,7 @@ from memplan.frameworks.documents import words
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
+from memplan.frameworks.local_models import family_of
 from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
@@ -22,7 +23,6 @@ from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.others import put_others
 from memplan.frameworks.programs.own_losses import put_kept_logits, put_losses, until
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.unsloth import family_of
 from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS

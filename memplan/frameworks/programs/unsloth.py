@@ -2,20 +2,17 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from memplan.errors import MemplanError
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
 from memplan.frameworks.documents import Settings
 from memplan.frameworks.fsdp_keys import refusal
-from memplan.frameworks.local_models import alike
+from memplan.frameworks.local_models import family_of
 from memplan.frameworks.programs.gathered import Gathered
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Thing, Unknown, truth
-from memplan.models import load_model
 from memplan.tables.kernels import UNSLOTH as FAMILIES
 from memplan.tables.methods import METHODS
 
@@ -181,13 +178,3 @@ def _apart(draft: Draft) -> None:
     if fused and isinstance(lora, dict) and isinstance(lora.get("r"), int):
         lora["targets"] = [*(name for name in targets or () if name not in APART), *fused]
         lora["rank_pattern"] = {name: lora["r"] * times for name, times in fused.items()}
-
-
-def family_of(given: Mapping[str, Any]) -> str:
-    """The model's type; empty where it is not to be had now, which the job's own reading then says."""
-    name = given.get("model")
-    for each in (name, alike(name) if isinstance(name, str) else ""):
-        with suppress(MemplanError):
-            if each:
-                return str(load_model(each, given.get("revision") if each == name else None).family)
-    return ""
