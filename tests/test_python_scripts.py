@@ -416,3 +416,21 @@ def test_a_head_for_classes_is_counted_as_a_rewards_of_half_as_many_pairs(tmp_pa
     assert found.fits == "yes"
     assert found.job["lora"]["modules_to_save"] == []
     assert (found.unread, found.job["method"], found.job["batch_size"]) == ((), "reward", 2)
+
+
+def test_a_lower_bound_is_stronger_than_an_argument_that_is_still_taken(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("trl>=0.27.0\n")
+    text = MODEL.replace("dtype=", "torch_dtype=") + SFT
+    assert read(tmp_path, text).job.trainer_version == "0.27.0"
+    assert read(tmp_path, text.replace("max_length", "max_seq_length")).job.trainer_version == "0.19"
+    (tmp_path / "requirements.txt").write_text("trl>=0.9\n")
+    assert read(tmp_path, text).job.trainer_version == "0.22"
+
+
+def test_a_program_that_says_it_is_alone_runs_on_one_gpu(tmp_path: Path) -> None:
+    alone = "os.environ['WORLD_SIZE'] = '1'\n" + MODEL + SFT
+    assert read(tmp_path, alone).job.num_gpus == 1
+    assert any("runs on 1 GPU: 4 are counted" in each for each in read(tmp_path, alone, num_gpus=4).warnings)
+    (tmp_path / "run.sh").write_text("export WORLD_SIZE=1\ntorchrun --nproc_per_node 4 train.py\n")
+    (tmp_path / "train.py").write_text(HEAD + MODEL + SFT)
+    assert read_target(str(tmp_path / "run.sh"), {}).job.num_gpus == 4

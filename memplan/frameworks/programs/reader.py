@@ -126,6 +126,8 @@ def _put_gpus(run: Run, draft: Draft) -> None:
     devices = run.globals.names.get("os.environ.CUDA_VISIBLE_DEVICES")
     if isinstance(devices, str) and devices.strip().isdigit():
         draft.put("num_gpus", 1, Origin(FILE, f"{run.start}: CUDA_VISIBLE_DEVICES {devices}"))
+    elif run.globals.names.get("os.environ.WORLD_SIZE") == "1" != run.known.environment.get("WORLD_SIZE"):
+        draft.put("num_gpus", 1, Origin(FILE, f"{run.start}: WORLD_SIZE 1"))
 
 
 def _place_of(trainer: Thing) -> int:

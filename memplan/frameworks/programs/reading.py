@@ -198,9 +198,12 @@ def _version(
         return pins[package], f"the file installs {package}=={pins[package]}"
     pin, whose = pinned(run.start.partition(", cell ")[0], package)
     found = [(version_key(pin), pin, f"{whose} pins {package} {pin}")] if pin else []
+    least = pinned(run.start.partition(", cell ")[0], f"{package}>=")[0]
     holders = {"trainer": trainer, "args": arguments, "model": models[0] if models else None}
     for where, thing in holders.items():
         version, name = told(package, where, thing.values) if isinstance(thing, Thing) else ("", "")
+        if name in STILL_TAKEN and version_key(version) < version_key(least):
+            version = least  # which takes it still
         if version and isinstance(thing, Thing) and not (pin and name in STILL_TAKEN):
             title = "TRL" if package == "trl" else package
             found.append(
