@@ -147,3 +147,46 @@ def test_a_model_of_the_programs_own_that_sees_is_no_language_model() -> None:
     assert "images.per_example" in asked.hint
     blind = checked("run.sh", "torchrun --nproc_per_node 1 train.py --image_dir a\n", model="smollm2-135m", **said)
     assert "what it has for images is not counted" in str(blind.unread)
+
+
+ROUNDS = """\
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+def epoch(model, loader, optimizer):
+    for batch in loader:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def loaded():
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.bfloat16)
+    return model.to("cuda")
+def main():
+    rows = [tokenizer(text, truncation=True, max_length=512) for text in texts]
+    loader = DataLoader(rows, batch_size=4)
+    first = loaded()
+    {between}
+    epoch(first, loader, torch.optim.AdamW(first.parameters()))
+    {after}
+main()
+"""
+LOADED = "AutoModelForCausalLM.from_pretrained('openai-community/gpt2').to('cuda')"
+
+
+@pytest.mark.parametrize(
+    ("between", "after", "beside", "fits"),
+    [
+        ("pass", "pass", [], "yes"),
+        (f"judge = {LOADED}", "pass", [("openai-community/gpt2", "fp32")], "yes"),
+        ("pass", f"second = {LOADED}\n    epoch(second, loader, torch.optim.AdamW(second.parameters()))",
+         [("Qwen/Qwen2.5-0.5B", "bf16")], "unclear"),
+    ],
+)  # fmt: skip
+def test_models_of_the_function_that_calls_the_loop_are_on_the_card(
+    between: str, after: str, beside: list[tuple[str, str]], fits: str
+) -> None:
+    found = checked("train.py", ROUNDS.format(between=between, after=after))
+    assert [(each["model"], each["precision"]) for each in found.job.get("extra_models", ())] == beside
+    assert found.fits == fits
+    assert ("several models" in str(found.warnings)) is (fits == "unclear")

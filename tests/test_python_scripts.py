@@ -434,3 +434,13 @@ def test_a_program_that_says_it_is_alone_runs_on_one_gpu(tmp_path: Path) -> None
     (tmp_path / "run.sh").write_text("export WORLD_SIZE=1\ntorchrun --nproc_per_node 4 train.py\n")
     (tmp_path / "train.py").write_text(HEAD + MODEL + SFT)
     assert read_target(str(tmp_path / "run.sh"), {}).job.num_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("bound", "length"), [("max_prompt_length=64, ", 64 + 32), ("max_prompt_length=0, ", 512 + 32)]
+)
+def test_a_prompt_that_is_cut_at_nothing_is_whole(tmp_path: Path, bound: str, length: int) -> None:
+    text = f"args = GRPOConfig({bound}max_completion_length=32)\nGRPOTrainer(ID, args=args, reward_funcs=f).train()\n"
+    given = read(tmp_path, text)
+    assert given.job.sequence_length == length
+    assert ("nothing bounds a prompt" in given.origins["sequence_length"]) is (length > 512)

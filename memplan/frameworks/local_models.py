@@ -4,13 +4,12 @@ their names, said aloud, or asked for."""
 import os
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from memplan.errors import MemplanError, ModelError, ModelNotFound
+from memplan.errors import ModelError, ModelNotFound
 from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, model_hint, of_another_family
 from memplan.frameworks.base import Keys
 from memplan.frameworks.config_changes import settle_changes
@@ -19,7 +18,6 @@ from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
 from memplan.frameworks.hugging_face.towers import internvl_of
 from memplan.models import load_model
 from memplan.presets import every_model, find_by_hub_id, find_preset, hub_ids, last_part, model_names
-from memplan.spec.model import ModelSpec
 from memplan.spec.reading import Unread, unanswered
 
 _LOCAL = re.compile(
@@ -151,23 +149,6 @@ def _another(name: str, bare: str, revision: str | None) -> tuple[str, str]:
 def alike(name: str) -> str:
     """The Hub's name of the model that a name stands for which nobody gives, its storage aside; empty for none."""
     return _another(name.rstrip("/"), STORED.sub("", name).rstrip("/"), None)[0]
-
-
-def spec_of(given: Mapping[str, Any]) -> ModelSpec | None:
-    """The model of a job's keys, or that of its name; None where it is not to be had now, which the job's own reading
-    then says."""
-    name = given.get("model")
-    for each in (name, alike(name) if isinstance(name, str) else ""):
-        with suppress(MemplanError):
-            if each:
-                return load_model(each, given.get("revision") if each == name else None)
-    return None
-
-
-def family_of(given: Mapping[str, Any]) -> str:
-    """The model's type; empty where it is not to be had now."""
-    found = spec_of(given)
-    return found.family if found else ""
 
 
 def _of_folder(name: str) -> tuple[str, str]:

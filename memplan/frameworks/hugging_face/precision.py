@@ -3,9 +3,8 @@
 The table is that of accelerate 1.15 (``accelerator.py``: prepare_model, FSDP's upcast, DeepSpeed's own casts)."""
 
 from memplan.frameworks.base import DEFAULT, Draft, Keys, Origin
-from memplan.frameworks.local_models import spec_of
+from memplan.frameworks.checkpoints import holds_fp32
 from memplan.tables.choices import SYNONYMS
-from memplan.tables.families import FP32_CHECKPOINTS
 from memplan.tables.trainers import TRAINERS
 
 LOADS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -66,12 +65,9 @@ def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
 
 
 def _holds_fp32(draft: Draft) -> bool:
-    """Whether the checkpoint that transformers loads as it is holds fp32: its config says so, or names no dtype, where
-    the first of its weights decides (transformers 5.24 modeling_utils.py: _get_dtype). Few bits are another matter."""
-    if draft.now("trainer") not in ("transformers", "trl") or draft.now("quantization") not in (None, "none"):
-        return False
-    spec = spec_of(draft.said)
-    return spec is not None and (spec.dtype or ("fp32" if spec.family in FP32_CHECKPOINTS else "")) == "fp32"
+    """Whether transformers loads fp32 where it loads the checkpoint as it is; few bits are another matter."""
+    theirs = draft.now("trainer") in ("transformers", "trl")
+    return theirs and draft.now("quantization") in (None, "none") and holds_fp32(draft.said)
 
 
 def _under_a_launcher(draft: Draft, amp: str, why: Origin, sharding: str) -> None:

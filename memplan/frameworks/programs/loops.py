@@ -85,7 +85,16 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
             turn = _Turn(scope, trained[0], set(forwards), tree)
             if turn.is_loss(_lost(each.values["node"])):
                 found[trained[0]] = _trainer(run, each, forwards[trained[0]], turn)
+                _tell_others(run, trained[0], scope, found[trained[0]])
     return list(found.values())
+
+
+def _tell_others(run: Run, forward: ast.AST, scope: ast.AST, trainer: Thing) -> None:
+    """Models that the same loop trains before the one that is counted, its function's last."""
+    calls = [each for each in run.things if each.name == FORWARD and each.values["node"] is forward]
+    if len({each.values["model"].place for each in calls}) > 1:
+        what = "it trains several models, one after the other, of which the last is counted"
+        trainer.set(f"{MARK}{getattr(scope, 'name', 'backward')}", what, trainer.place)
 
 
 def _is_off(forward: Thing) -> bool:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.checkpoints import holds_fp32
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Frame, Function, Place, Ref, Thing, Unknown, plain, truth
+from memplan.frameworks.programs.values import Function, Place, Ref, Thing, Unknown, plain, truth
 from memplan.units import words_of
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
@@ -28,12 +29,15 @@ GIVEN = frozenset(
 
 
 def alive(run: Run, trainer: Thing) -> list[Thing]:
-    """The models on the card that the program, its module or what the trainer is given names where it trains."""
+    """The models on the card that the program, its module, what the trainer is given or the functions that are under
+    way name where it trains."""
     given = [each for value in trainer.values.values() for each in (value if type(value) is list else (value,))]
-    frame: Frame | None = run.frame
-    frames = [run.globals, *run.modules.values(), *(each.frame for each in given if isinstance(each, Function))]
-    while frame is not None:
-        frames, frame = [*frames, frame], frame.outer
+    todo = [run.frame, *(each.frame for each in given if isinstance(each, Function))]
+    frames = [run.globals, *run.modules.values()]
+    while todo:
+        frame = todo.pop()
+        frames.append(frame)
+        todo += [each for each in (frame.outer, frame.caller) if each is not None and each not in frames]
     named = [value for names in frames for value in names.names.values()]
     objects = [each.bound if isinstance(each, Function) else each for each in given]
     more = {each.place: replace(each, values=OF_CARD | each.values)
@@ -91,7 +95,7 @@ def _on_card(model: Thing) -> bool:
 
 def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
     """Those that the trainer is not given, whole on each card, as models that score; one that nobody knows is asked
-    for. ``old``: transformers 4, which loads fp32 where nothing is said."""
+    for. ``old``: transformers 4, which loads fp32 where nothing is said, as 5 does what is fp32."""
     own = set(_places({key: value for key, value in trainer.values.items() if key in GIVEN or key[:1] == "*"}))
     for model in [each for each in trainer.values.get("?beside", ()) if each.place not in own]:
         name, where = model.values.get("model_name_or_path"), str(model.place)
@@ -104,7 +108,8 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
             draft.warn("model", where, "a second model on the card is not known", "model")
             continue
         dtypes = (str(plain(model.values[key])) for key in ("cast", "dtype", "torch_dtype") if key in model.values)
-        precision = next((DTYPES[each] for each in dtypes if each in DTYPES), "fp32" if old else "bf16")
+        precision = next((DTYPES[each] for each in dtypes if each in DTYPES), "")
+        precision = precision or ("fp32" if old or holds_fp32({"model": name}) else "bf16")
         row = {"role": "reward", "model": name, "precision": precision}
         if any(truth(model.values.get(key)) for key in BITS):
             row["precision"] = "bf16"

@@ -10,11 +10,11 @@ from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers
 from memplan.frameworks.asking import WRITE
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
+from memplan.frameworks.checkpoints import family_of
 from memplan.frameworks.documents import words
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
-from memplan.frameworks.local_models import family_of
 from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered

@@ -288,7 +288,7 @@ class Run(Statements):
         node = function.node
         if self.stack.count(node) > (0 if self.aside else AGAIN) or len(self.stack) >= MAX_CALLS:
             return Unknown(f"{node.name}()", place)
-        frame = Frame(outer=function.frame)
+        frame = Frame(outer=function.frame, caller=self.frame)
         self.done.add(id(node))
         before, self.path = self.path, function.path
         self.calls.bind(self, function, frame, args, named)

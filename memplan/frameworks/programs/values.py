@@ -186,6 +186,8 @@ class Frame:
     returns: list[Any] = field(default_factory=list)
     shared: set[str] = field(default_factory=set)
     """Names that are the program's (``global``)."""
+    caller: Frame | None = None
+    """Where the function was called: its names live on."""
 
     def find(self, name: str) -> Any:
         """A name's value here or further out. Raises KeyError."""

@@ -68,7 +68,8 @@ def _lengths(keys: Keys, method: str) -> None:
     keys.put("completion_length", completion, name)
     if "sequence_length" in keys.draft.given:
         return
-    prompt = rollout.get("prompt_length", keys.whole("max_prompt_length"))
+    bound = keys.whole("max_prompt_length") or None  # of 0 ``ids[:, -0:]`` is the whole (trl 0.14 to 0.19)
+    prompt = rollout.get("prompt_length", bound)
     if "completion_length" in rollout or "prompt_length" in rollout:  # the options say one, or both
         put(keys, "prompt_length", PROMPT if prompt is None else prompt, "max_prompt_length")
         put(keys, "completion_length", completion, name)
