@@ -12,6 +12,8 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.plain import check_plain
 
 MAX_CONFIG_BYTES = 10_000_000
+MAX_NAMES_BYTES = 64_000_000
+"""Of a checkpoint's index, or the header of its one file."""
 
 
 def load_model(model: str | os.PathLike[str] | Mapping[str, Any], revision: str | None = None) -> ModelSpec:
@@ -63,7 +65,37 @@ def _from_path(path: str) -> ModelSpec:
     from memplan.arch import parse_config
 
     file = _config_file(path)
-    return parse_config(read_config(file), path, f"file {file}")
+    return parse_config(_with_tensors(read_config(file), os.path.dirname(file)), path, f"file {file}")
+
+
+def _with_tensors(config: dict[str, Any], folder: str) -> dict[str, Any]:
+    """A quantised checkpoint's config with what else its folder tells of it: ModelOpt's own file, where the config has
+    no section, and the names of the tensors, where they are there."""
+    section = config.get("quantization_config")
+    if section is None:
+        own = _json_of(os.path.join(folder, "hf_quant_config.json")).get("quantization")
+        section = {"quant_method": "modelopt", **own} if isinstance(own, dict) else None
+    if not isinstance(section, dict):
+        return config
+    from memplan.arch.quantised_layers import TENSORS
+
+    header = os.path.join(folder, "model.safetensors")
+    names = _json_of(header + ".index.json").get("weight_map") or _json_of(header)
+    more = {TENSORS: [*names]} if isinstance(names, dict) and names else {}
+    return config | {"quantization_config": section | more}
+
+
+def _json_of(path: str) -> dict[str, Any]:
+    """The object in a file, or in the header of a safetensors file; empty where there is none that can be read."""
+    import json
+
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little") if path.endswith(".safetensors") else os.path.getsize(path)
+            found = json.loads(file.read(size)) if os.path.isfile(path) and size <= MAX_NAMES_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -98,7 +130,8 @@ def _from_name(name: str, revision: str | None) -> ModelSpec:
     from memplan.presets import model_names
 
     found = fetch_config(name, revision, presets=model_names())
-    return parse_config(found.config, name, f"Hugging Face Hub ({found.origin})")
+    config = _with_tensors(found.config, os.fspath(found.path.parent))
+    return parse_config(config, name, f"Hugging Face Hub ({found.origin})")
 
 
 @lru_cache(maxsize=256)

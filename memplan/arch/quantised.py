@@ -6,7 +6,8 @@ quantised, and a base of some formats by the job's ``quantization``."""
 
 from collections.abc import Mapping
 
-from memplan.arch.unquantised import left
+from memplan.arch.quantised_layers import ALGORITHMS, TENSORS, by_suffix, by_target, listed, stored_by_path
+from memplan.arch.unquantised import layers_of, left
 from memplan.tables.quantizations import Stored
 
 TODAY, OTHERS = "quantization_config", ("compression_config", "quantization")
@@ -25,8 +26,8 @@ SCHEMES = {
 }
 """Of compressed-tensors: weights' type, bits and group where it is the format's own, and how they are served (vLLM 0.33
 model_executor/layers/quantization/compressed_tensors/schemes/)."""
-MODELOPT = {"NVFP4": "modelopt nvfp4", "FP8": "modelopt fp8"}
-"""By ``quant_algo``."""
+STRATEGIES = {"block": " in blocks", "tensor": " of tensors"}
+"""Of fp8: what shares a scale, where it is not a row."""
 
 
 def method_of(section: Mapping[str, object]) -> str | None:
@@ -72,13 +73,32 @@ def format_of(method: str, section: Mapping[str, object]) -> str | None:
 
 
 def stored(method: str, section: Mapping[str, object], keys: Mapping[str, object]) -> Stored:
-    """The method, with the scheme of its weights where every linear has the same, and what it leaves in 16 bits. Of
-    other files, and of those whose lists are not understood, the method alone."""
-    plain = left(section, keys)
-    if plain is None:
-        return Stored(method)
-    scheme, group = _scheme(method, section)
+    """The method, with the scheme of its weights, and what it leaves in 16 bits or has in other formats: by the list or
+    the names of its linears, else by what it leaves. Of files that are not understood, the method alone."""
+    (scheme, group), plain, count = _scheme(method, section), left(section, keys), layers_of(keys)
+    names = section.get(TENSORS)
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    forms = listed(section) or by_suffix(names, method, scheme)
+    if not forms and not scheme and plain and method == "compressed-tensors":
+        groups = _groups(section)
+        group, forms = max((each[1] for each in groups), default=0), by_target(groups, plain, count)
+    found = stored_by_path(forms, count, group, names) if forms else None
+    if found or plain is None:
+        return found or Stored(method)
     return Stored(scheme or method, group, *plain)
+
+
+def _groups(section: Mapping[str, object]) -> list[tuple[str, int, list[str]]]:
+    """The scheme, its group and the targets of each of compressed-tensors' groups; empty where one is another."""
+    groups = section.get("config_groups")
+    found = []
+    for each in groups.values() if isinstance(groups, Mapping) else ():
+        weights, targets = (each.get("weights"), each.get("targets")) if isinstance(each, Mapping) else (None, None)
+        scheme, group = _scheme_of(weights) if isinstance(weights, Mapping) else ("", 0)
+        if not scheme or not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            return []
+        found.append((scheme, group, targets))
+    return found
 
 
 def _scheme(method: str, section: Mapping[str, object]) -> tuple[str, int]:
@@ -87,15 +107,19 @@ def _scheme(method: str, section: Mapping[str, object]) -> tuple[str, int]:
         bits = section.get("bits", section.get("w_bit", 4))
         return (method, _group(section)) if bits == 4 else (f"{method} of {bits} bits", 0)
     if method == "modelopt":
-        return MODELOPT.get(str(section.get("quant_algo")), ""), 0
-    groups = section.get("config_groups")
-    only = next(iter(groups.values())) if isinstance(groups, Mapping) and len(groups) == 1 else None
-    weights = only.get("weights") if isinstance(only, Mapping) and only.get("targets") == ["Linear"] else None
-    if method != "compressed-tensors" or not isinstance(weights, Mapping) or weights.get("symmetric") is False:
-        return "", 0
+        return ALGORITHMS.get(str(section.get("quant_algo")), ""), 0
+    groups = _groups(section) if method == "compressed-tensors" else []
+    return groups[0][:2] if len(groups) == 1 and groups[0][2] == ["Linear"] else ("", 0)
+
+
+def _scheme_of(weights: Mapping[str, object]) -> tuple[str, int]:
+    """Of compressed-tensors' weights."""
     kind, bits, group = (weights.get(key) for key in ("type", "num_bits", "group_size"))
     scheme = SCHEMES.get((str(kind), str(bits), str(group) if str(kind) == "float" and bits == 4 else ""))
-    return (f"{method} {scheme}", _group(weights) if scheme == "int4" else 0) if scheme else ("", 0)
+    if scheme is None or weights.get("symmetric") is False:
+        return "", 0
+    strategy = STRATEGIES.get(str(weights.get("strategy")), "") if scheme == "fp8" else ""
+    return f"compressed-tensors {scheme}{strategy}", _group(weights) if scheme == "int4" else 0
 
 
 def _group(section: Mapping[str, object]) -> int:

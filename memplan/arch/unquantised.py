@@ -6,6 +6,7 @@ routers, norms, convolutions) goes without saying."""
 
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from fnmatch import translate
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ NAMED = {"mlp.experts": ("mlp.experts.0",), "mlp.shared_expert": ("mlp.shared_ex
 ONE_EACH = ("mamba", "self_attn", "mlp")
 """Modules that are a layer's ``mixer`` where each layer has one of them (Nemotron-H)."""
 MOST_LAYERS = 1000
+EVERY = frozenset(f"{module}.{leaf}" for module, leaves in LEAVES.items() for leaf in leaves)
 Names = frozenset[str]
 
 
@@ -41,8 +43,7 @@ def left(section: Mapping[str, object], keys: Mapping[str, object]) -> Left | No
     for key in KEYS:
         given = section.get(key)
         entries += given if isinstance(given, list) else [None] if given else []
-    text = keys.get("text_config")
-    count = layers_of(text if isinstance(text, Mapping) else keys)
+    count = layers_of(keys)
     everywhere: set[str] = set()
     single: dict[int, set[str]] = {}
     for entry in dict.fromkeys(each if isinstance(each, str) and len(each) < 500 else None for each in entries):
@@ -50,9 +51,9 @@ def left(section: Mapping[str, object], keys: Mapping[str, object]) -> Left | No
             return None
         if re.search(r"(^|[.*:])mtp", entry):
             everywhere.add(DRAFT)
-        elif layer := LAYER.search(entry.rstrip("*")) if re.fullmatch(r"[\w.]+\*?", entry) else None:
-            names = linears(layer[2]) if not entry.endswith("gate*") else ("?",)
-            single.setdefault(int(layer[1]), set()).update(names)
+        elif layer := layer_of(entry.rstrip("*")) if re.fullmatch(r"[\w.]+\*?", entry) else None:
+            names = linears(layer[1]) if not entry.endswith("gate*") else ("?",)
+            single.setdefault(layer[0], set()).update(names)
         elif (matched := matches(entry, count)) is None:
             return None
         else:
@@ -64,8 +65,16 @@ def left(section: Mapping[str, object], keys: Mapping[str, object]) -> Left | No
     return None if any("?" in names for _, names in told) else Left(whole(everywhere), told)
 
 
+def layer_of(path: str) -> tuple[int, str] | None:
+    """The number of a layer and the path within it; None for what is in no layer of the language model: a tower's."""
+    found = LAYER.search(path)
+    return (int(found[1]), found[2]) if found and not PLAIN.search(path[: found.start()]) else None
+
+
 def layers_of(keys: Mapping[str, object]) -> int:
     """How many the config tells."""
+    text = keys.get("text_config")
+    keys = text if isinstance(text, Mapping) else keys
     given = (keys.get(key) for key in ("num_hidden_layers", "layer_types", "hybrid_override_pattern"))
     counts = (len(each) if isinstance(each, (list, str)) else each for each in given)
     return next((each for each in counts if isinstance(each, int) and 0 < each <= MOST_LAYERS), 0)
@@ -90,9 +99,7 @@ def matches(entry: str, layers: int) -> list[Names] | None:
     """Linears that a pattern leaves in all layers; then each layer's, where they differ; None for nothing known."""
     if PLAIN.search(entry.removeprefix("re:").replace("\\", "").strip("^$*.")):
         return [frozenset()]
-    try:
-        pattern = re.compile(entry[3:] if entry.startswith("re:") else translate(entry))
-    except re.error:
+    if (pattern := pattern_of(entry)) is None:
         return None
     told = [met(entry, pattern, number) for number in SAMPLES if number < max(layers, 1)]
     if told[0] and all(each == told[0] for each in told):
@@ -100,6 +107,14 @@ def matches(entry: str, layers: int) -> list[Names] | None:
     told = [met(entry, pattern, number) for number in range(layers)]
     known = any(told) or entry.rsplit(".", maxsplit=1)[-1].strip("$*") in GATES
     return [frozenset(), *told] if known else None
+
+
+def pattern_of(entry: str) -> "re.Pattern[str] | None":
+    """An entry as what names are held against; None for one that is no pattern."""
+    try:
+        return re.compile(entry[3:] if entry.startswith("re:") else translate(entry))
+    except re.error:
+        return None
 
 
 def met(entry: str, pattern: "re.Pattern[str]", number: int) -> Names:
@@ -114,9 +129,10 @@ def met(entry: str, pattern: "re.Pattern[str]", number: int) -> Names:
     )
 
 
-def whole(found: set[str]) -> Names:
-    """A module in place of all its linears."""
-    for module, leaves in LEAVES.items():
-        names = {f"{module}.{leaf}" for leaf in leaves}
-        found = found - names | {module} if names <= found else found
-    return frozenset(found)
+def whole(names: AbstractSet[str], every: Names = EVERY) -> Names:
+    """A module in place of all its linears, of those that there are."""
+    found = frozenset(names)
+    for module in LEAVES:
+        linears_of = {each for each in every if each.rpartition(".")[0] == module}
+        found = found - linears_of | {module} if linears_of and linears_of <= found else found
+    return found

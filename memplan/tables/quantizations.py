@@ -102,10 +102,15 @@ class Stored(NamedTuple):
     """Modules, and linears of modules, that are in 16 bits in every layer."""
     layers: tuple[tuple[int, frozenset[str]], ...] = ()
     """Those that are so in one layer beside, by its number."""
+    others: tuple[tuple[int, frozenset[tuple[str, str]]], ...] = ()
+    """Linears of one layer that are in another format, by its number."""
 
     @property
     def words(self) -> str:
         """As a report says it."""
+        mixed = {form for _, each in self.others for _, form in each}
+        if mixed:
+            return " and ".join((self.form, *sorted(mixed)))
         plain = self.plain.union(*(names for _, names in self.layers))
         return self.form + f" g{self.group}" * bool(self.group) + f" except {', '.join(sorted(plain))}" * bool(plain)
 

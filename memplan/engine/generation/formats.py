@@ -13,17 +13,19 @@ GROUP = 128
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
 OWN_FORMATS = {
     "fp8": "fp8",
-    "fbgemm_fp8": "fp8",
+    "fbgemm_fp8": "fp8-channels",
     "awq": "awq",
     "gptq": "int4",  # Marlin's kernel, where nobody asks for another: neither zeros nor g_idx
     "bitsandbytes": "nf4",
     "mxfp4": "mxfp4",
-    "compressed-tensors fp8": "fp8",
+    "compressed-tensors fp8": "fp8-channels",
+    "compressed-tensors fp8 in blocks": "fp8",
+    "compressed-tensors fp8 of tensors": "fp8-tensors",
     "compressed-tensors int8": "int8-channels",
     "compressed-tensors int4": "int4",
     "compressed-tensors nvfp4": "nvfp4",
     "modelopt nvfp4": "nvfp4",
-    "modelopt fp8": "fp8",
+    "modelopt fp8": "fp8-tensors",
 }
 """Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several."""
 
@@ -42,6 +44,9 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "int4": lambda rows, columns, group: (rows * columns // 2, rows * ceil_div(columns, group) * 2),
     "fp8": lambda rows, columns, _: (rows * columns, ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4),
     "fp8-columns": lambda rows, columns, _: (rows * columns, rows * ceil_div(columns, GROUP) * 2),
+    "fp8-channels": lambda rows, columns, _: (rows * columns, rows * 4),
+    "fp8-tensors": lambda rows, columns, _: (rows * columns, 4),
+    "fp8-rows": lambda rows, columns, _: (rows * columns, rows * 2),
     "int8-channels": lambda rows, columns, _: (rows * columns, rows * 4),
     "awq": _packed("awq-4bit"),
     "machete": lambda rows, columns, group: (rows * columns // 2, *(rows * ceil_div(columns, group) * 2,) * 2),
@@ -50,9 +55,11 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "int8": _packed("int8"),
 }
 """Of a packed matrix of so many rows and columns, in groups: weights, then their scales and zeros. Marlin has symmetric
-groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32; Machete has AWQ's zeros in 16 bits. Where a card
-multiplies no fp8, Marlin does, with a block's scale in 16 bits for each of its columns (vllm 0.10
-layers/quantization/utils/marlin_utils_fp8.py)."""
+groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32; Machete has AWQ's zeros in 16 bits. In fp8 a block, a
+row or all of a matrix has one in fp32 (vllm 0.20 compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py)."""
+BY_MARLIN = {"fp8": "fp8-columns", "fp8-channels": "fp8-rows", "fp8-tensors": "fp8-rows"}
+"""Where a card multiplies no fp8, Marlin does: with a block's scale in 16 bits for each of its columns, any other for
+each row (vllm 0.10 layers/quantization/utils/marlin_utils_fp8.py: prepare_fp8_layer_for_marlin)."""
 EXPERTS_ALONE = frozenset({"mxfp4"})
 """Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
 
@@ -72,13 +79,15 @@ class Served(NamedTuple):
     """Modules and linears that stay in 16 bits: by the checkpoint's config, or as published ones in NVFP4 have it."""
     layers: tuple[tuple[int, frozenset[str]], ...] = ()
     """Those of single layers."""
+    others: tuple[tuple[int, frozenset[tuple[str, str]]], ...] = ()
+    """Linears of single layers in another format, which is one of these."""
 
 
 def served(of: Generator) -> Served:
     """The format that a job names, else the checkpoint's. Raises InvalidJob for one that is not modelled."""
     asked, stored = of.quantization, of.model.quantization
     own = OWN_FORMATS.get(stored.form) if stored else "none"
-    if asked not in ("none", own):
+    if asked != "none" and asked != (own or "").partition("-")[0]:
         return Served(asked, plain=frozenset((USUAL,) if asked == "nvfp4" else ()))
     if stored is None:
         return Served()
@@ -87,4 +96,6 @@ def served(of: Generator) -> Served:
             f"rollout.quantization: the checkpoint's own, {stored.form[:40]}, is not modelled",
             "give rollout.quantization fp8, int8, awq, gptq or nf4 where it is one of these",
         )
-    return Served(own, stored.group or GROUP, stored.plain, stored.layers)
+    told = ((number, ((name, OWN_FORMATS.get(form, own)) for name, form in each)) for number, each in stored.others)
+    others = tuple((number, frozenset(each)) for number, each in told)
+    return Served(own, stored.group or GROUP, stored.plain, stored.layers, others)

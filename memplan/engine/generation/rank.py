@@ -1,5 +1,6 @@
 """How one rank of an engine holds matrices: how they are divided, in which format, padded for which card's kernels."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from memplan.engine.generation.formats import FORMATS, quantises
@@ -56,6 +57,8 @@ class Rank(NamedTuple):
     """Of routers' weights; 0: as the model's class stores them."""
     plain: frozenset[str] = frozenset()
     """Modules and linears in 16 bits beside those of its format."""
+    others: frozenset[tuple[str, str]] = frozenset()
+    """Linears in another format."""
     absorbs: bool = False
     """The latent's matrix is copied for attention where it is not quantised too: its two halves, turned round (sglang
     0.5.5 models/deepseek_v2.py: w_kc, w_vc; vLLM has views)."""
@@ -64,18 +67,24 @@ class Rank(NamedTuple):
         """The name of a part's module in a checkpoint."""
         return "mlp" if isinstance(part, FeedForward) else MODULES.get(getattr(part, "kind", ""), "")
 
-    def quantises(self, module: str, linear: str) -> bool:
-        """Whether a linear of a module is in its format."""
-        return not {module, f"{module}.{linear}"} & self.plain
+    def form_of(self, module: str, linear: str) -> str:
+        """The format of a linear of a module."""
+        name = f"{module}.{linear}"
+        return "none" if {module, name} & self.plain else dict(self.others).get(name, self.format)
+
+    def of(self, module: str, linears: Iterable[str]) -> "Rank":
+        """The same with the format of linears that are one tensor: 16 bits where theirs differ."""
+        forms = {self.form_of(module, linear) for linear in linears}
+        return self._replace(format=forms.pop() if len(forms) == 1 else "none")
 
     def packed(self, rows: int, columns: int) -> Tensors:
         """What a quantised matrix becomes: its weights, then their scales and zeros."""
         return FORMATS[self.format](rows, columns, self.group)
 
-    def matrix(self, linear: Linear, ranks: int, rows: int = 0, quantised: bool = True) -> Tensors:
+    def matrix(self, linear: Linear, ranks: int, rows: int = 0) -> Tensors:
         """Of a linear in parts on ``ranks`` ranks; ``rows`` of them here, where given: weights, scales and a bias."""
         rows = rows or linear.outputs // ranks or 1
         bias = (rows * self.itemsize,) if linear.bias else ()
-        if quantised and quantises(self.format):
+        if quantises(self.format):
             return *self.packed(rows, linear.inputs), *bias
         return rows * linear.inputs * self.itemsize, *bias

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from memplan.engine.generation.cells import drafting_layer
-from memplan.engine.generation.formats import quantises, served
+from memplan.engine.generation.formats import BY_MARLIN, quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
 from memplan.engine.generation.rank import BY_TRITON, MXFP4, ROCM, UNGATED, Padding, Rank, Tensors
 from memplan.spec.generation import Draft, Generator
@@ -91,10 +91,10 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         rank = rank._replace(padding=MXFP4.get(BEFORE_HOPPER[0] if by_marlin else architecture, Padding()))
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
         rank = rank._replace(ungated=UNGATED)
-    if architecture in BEFORE_ADA:
-        rank = rank._replace(format={"fp8": "fp8-columns"}.get(rank.format, rank.format))
+    kernels = BY_MARLIN if architecture in BEFORE_ADA else {}
     if architecture == HOPPER and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
-        rank = rank._replace(format={"awq": "machete"}.get(rank.format, rank.format))
+        kernels = {"awq": "machete"}
+    rank = rank._replace(format=kernels.get(rank.format, rank.format))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
     stages = of.pipeline_parallel
@@ -104,8 +104,14 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         yield first
         yield from whole
     each = chain.from_iterable(repeat(run.layer, run.count) for run in (*spec.runs, *spec.resting))
-    apart, held = dict(form.layers), cache(lambda layer, plain: _layer(layer, rank._replace(plain=rank.plain | plain)))
-    layers = (held(layer, apart.get(number, frozenset())) for number, layer in enumerate(each))
+    plain, others, nothing = dict(form.layers), dict(form.others), frozenset[Any]()
+
+    @cache
+    def held(layer: Layer, left: frozenset[str], apart: frozenset[tuple[str, str]]) -> Tensors:
+        forms = frozenset((name, kernels.get(form, form)) for name, form in apart)
+        return _layer(layer, rank._replace(plain=rank.plain | left, others=forms))
+
+    layers = (held(layer, plain.get(at, nothing), others.get(at, nothing)) for at, layer in enumerate(each))
     yield from chain.from_iterable(list(layers)[: ceil_div(spec.num_layers, stages) if stages > 1 else None])
     yield from filter(None, (_adapters(of) // stages,))
     yield from _draft(of, rank)
@@ -125,8 +131,8 @@ def _of_no_layer(of: Generator, rank: Rank) -> Iterator[int]:
         if spec.tower.taps and not spec.tower.crossed:  # deepstack's buffers (qwen3_vl.py)
             yield from repeat(of.max_num_batched_tokens * spec.hidden_size * of.itemsize, len(spec.tower.taps))
     for part in (*spec.extra, *spec.head_parts):
-        yield from _part(part, rank, spread=False)
-    yield from rank.matrix(spec.project_out, 1, quantised=False) if spec.project_out else ()
+        yield from _part(part, rank._replace(format="none"), spread=False)
+    yield from rank._replace(format="none").matrix(spec.project_out, 1) if spec.project_out else ()
     yield spec.final_norm.parameters * of.itemsize if spec.final_norm else 0
     yield rotary_bytes(of)
 
@@ -190,20 +196,20 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
     found: list[int] = []
     module = rank.of_module(part)
     for linears in joined(_linears(part)):
-        packs = [spread and rank.quantises(module, linear.name) for linear in linears]
-        found += together(_linear(linear, part, rank, heads, ranks, all(packs)) for linear in linears)
+        here = rank.of(module, (linear.name for linear in linears))
+        found += together(_linear(linear, part, here, heads, ranks) for linear in linears)
     found += (bare.parameters * (bare.itemsize or rank.itemsize) // ranks for bare in part.tensors)
     found += (norm.parameters * (norm.itemsize or rank.itemsize) for norm in part.norms)
     # attention multiplies by the latent's matrix in 16 bits, whatever it came in
     latent = (linear for linear in part.linears if linear.name.endswith("kv_b_proj"))
-    copied = (each for each in latent if rank.absorbs or (quantises(rank.format) and rank.quantises(module, each.name)))
+    copied = (each for each in latent if rank.absorbs or quantises(rank.form_of(module, each.name)))
     found += (linear.parameters * rank.itemsize // ranks for linear in copied)
     if isinstance(part, FeedForward):
         for linears in joined(part.shared):
-            packs = [spread and rank.quantises("mlp.shared_expert", linear.name) for linear in linears]
-            found += together(_linear(linear, part, rank, 0, ranks, all(packs)) for linear in linears)
-        stacked = rank._replace(format="none" if "mlp.experts" in rank.plain else STACKED.get(rank.format, rank.format))
-        found += _experts(part.experts, stacked) if part.experts else ()
+            here = rank.of("mlp.shared_expert", (linear.name for linear in linears))
+            found += together(_linear(linear, part, here, 0, ranks) for linear in linears)
+        form = rank.form_of("mlp.experts", "down_proj")
+        found += _experts(part.experts, rank._replace(format=STACKED.get(form, form))) if part.experts else ()
     return tuple(found)
 
 
@@ -224,16 +230,16 @@ def joined(linears: Iterable[Linear]) -> list[list[Linear]]:
     return list(found.values())
 
 
-def _linear(linear: Linear, part: Part, rank: Rank, heads: int, ranks: int, quantised: bool) -> Tensors:
+def _linear(linear: Linear, part: Part, rank: Rank, heads: int, ranks: int) -> Tensors:
     """One matrix: whole on each rank where its output is a latent or one number; of keys or values at least a head."""
     whole = linear.outputs == 1 or linear.name.endswith(("_a_proj", "_a_proj_with_mqa", "gate"))
-    whole |= part.chooses  # vllm deepseek_v2.py: ReplicatedLinear
-    quantised = quantised and not (part.chooses and linear.name in NEVER_QUANTISED)
-    if whole:
-        return rank.matrix(linear, 1, quantised=quantised)
+    if part.chooses and linear.name in NEVER_QUANTISED:
+        rank = rank._replace(format="none")
+    if whole or part.chooses:  # vllm deepseek_v2.py: ReplicatedLinear
+        return rank.matrix(linear, 1)
     if heads and ranks > heads:
-        return rank.matrix(linear, ranks, _rows_of_heads(linear, part, heads, ranks), quantised)
-    return rank.matrix(linear, ranks, quantised=quantised)
+        return rank.matrix(linear, ranks, _rows_of_heads(linear, part, heads, ranks))
+    return rank.matrix(linear, ranks)
 
 
 def _rows_of_heads(linear: Linear, part: Part, heads: int, ranks: int) -> int:
