@@ -195,6 +195,8 @@ def test_the_job_that_a_log_tells_of(tmp_path: Path) -> None:
             "sleep": "1",
         },
     }
+    file.write_text(V1.replace("enforce_eager=True", "language_model_only=True"), encoding="utf-8")
+    assert job_keys(read_log(str(file)))["rollout"]["language_model_only"] is True
     file.write_text(SGLANG, encoding="utf-8")
     rollout = job_keys(read_log(str(file)))["rollout"]
     assert (rollout["mem_fraction_static"], rollout["tensor_parallel"], rollout["max_model_len"]) == (0.7, 2, 32768)

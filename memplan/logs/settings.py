@@ -32,6 +32,7 @@ _KEYS = {
     "kv_dtype": ("kv_cache_dtype",),
     "quantization": ("quantization",),
     "enforce_eager": ("enforce_eager", "disable_cuda_graph"),
+    "language_model_only": ("language_model_only",),
     "sleep": ("enable_sleep_mode", "enable_memory_saver"),
     "expert_parallel": ("enable_expert_parallel",),
 }
@@ -91,4 +92,4 @@ def rollout_keys(said: Mapping[str, Any], engine: str) -> dict[str, Any]:
     keys |= {"kv_dtype": "fp8"} if cache.startswith("fp8") else {}
     keys |= {"quantization": quantization} if quantization else {}
     keys |= {"sampler": "flashinfer"} if said.get("sampler") == "flashinfer" and engine == "vllm" else {}
-    return keys | ({"enforce_eager": True} if said.get("enforce_eager") == "True" else {})
+    return keys | {key: True for key in ("enforce_eager", "language_model_only") if said.get(key) == "True"}

@@ -29,7 +29,8 @@ OF_ENGINES = frozenset(
     words_of(
         """engine_version placement process num_gpus tensor_parallel data_parallel pipeline_parallel expert_parallel
     gpu_memory_utilization mem_fraction_static kv_cache_memory max_model_len max_num_seqs max_num_batched_tokens
-    kv_dtype draft enforce_eager logprobs_mode sampler sleep shared_weights"""
+    kv_dtype draft enforce_eager logprobs_mode sampler sleep shared_weights
+    language_model_only"""
     )
 )
 """Keys of a rollout that nothing but an engine has."""
@@ -167,7 +168,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     made = Generator(
         engine=row.engine,  # type: ignore[arg-type]
         version=version,
-        model=whole,
+        model=whole.but(tower=None) if asked.language_model_only else whole,
         separate=separate,
         own_process=asked.process == "own" if asked.process else row.own_process,
         first=row.engine_first and not separate,

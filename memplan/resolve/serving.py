@@ -115,7 +115,7 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     return Generator(
         engine=engine,
         version=version,
-        model=spec,
+        model=spec.but(tower=None) if rollout.language_model_only else spec,
         separate=True,
         own_process=True,
         gpus=said or tensor * stages * copies,

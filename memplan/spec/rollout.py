@@ -119,6 +119,8 @@ class Rollout(Frozen):
     """Tokens that are drafted at once, each with a state of its own where a model has states; 1 when not given."""
     enforce_eager: bool | None = None
     """No CUDA graphs."""
+    language_model_only: bool | None = None
+    """vLLM: it serves text alone, and loads no tower."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] | None = None
     """vLLM: which log-probabilities its sampler gives back."""
     sampler: Literal["flashinfer", "torch"] | None = None
@@ -136,6 +138,8 @@ class Rollout(Frozen):
             raise InvalidJob(
                 "rollout.mem_fraction_static: SGLang's, and the engine is vllm", "use gpu_memory_utilization"
             )
+        if self.engine != "vllm" and self.language_model_only:
+            raise InvalidJob("rollout.language_model_only: vLLM's own", "leave it out, or use engine vllm")
         if self.draft_tokens is not None and self.draft is None:
             raise InvalidJob("rollout.draft_tokens: nothing drafts", "add rollout.draft: mtp, or leave it out")
         if self.engine == "hf" and self.draft is not None:
