@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from memplan.api import estimate
 from memplan.engine.generation.loading import loaded_bytes
 from memplan.engine.generation.weights import padded_vocabulary, rotary_bytes, weights_bytes
 from memplan.gpus import find_gpu
@@ -64,12 +65,24 @@ def test_what_is_left_of_a_segment_counts_with_its_tensor(size: float, before: f
     assert loaded_bytes(sizes, "blocks") == before * MiB
     assert loaded_bytes(sizes, "unsplit") == since * MiB
     assert loaded_bytes(sizes, "segments") == max(since, 20) * MiB
+    assert loaded_bytes(sizes, "grown") == int(size * MiB) <= loaded_bytes(sizes, "blocks")
 
 
 def test_small_tensors_fill_each_others_segments() -> None:
     """Two of 9.5 MiB leave 1 MiB of the 20 of a segment: no block of its own, so that the second has it."""
     assert loaded_bytes((int(9.5 * MiB),) * 2, "blocks") == 20 * MiB
     assert loaded_bytes((int(9.4 * MiB),) * 2, "blocks") < 19 * MiB
+
+
+def test_segments_that_grow_leave_nothing() -> None:
+    """Qwen2.5 14B of NVIDIA's container, whose logs have the sum of its tensors."""
+    job = {"model": "qwen2.5-14b", "gpu": "h100-80gb", "method": "generate", "rollout": {"engine": "vllm"}}
+    plain, grown = (estimate({**job, "allocator": {"expandable_segments": each}}).engine for each in (False, True))
+    assert plain is not None
+    assert grown is not None
+    of = load_model("qwen2.5-14b")
+    assert grown.weights_bytes < plain.weights_bytes
+    assert grown.weights_bytes - 2 * of.params.total == pytest.approx((of.max_positions or 0) * 128 * 2, rel=0.01)
 
 
 def test_on_rocm_free_memory_is_what_falls() -> None:

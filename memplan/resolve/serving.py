@@ -70,8 +70,9 @@ def served(base: Recipe, given: JobInput) -> Recipe:
     notes = Notes.of(given)
     model = policy_model(given, job, notes)
     notes.assumptions[:] = [each for each in notes.assumptions if not each.startswith(OF_TRAINING)]
-    of = generator(job, model, gpu, notes)
-    check_engine(of, gpu, base.hardware.expandable_segments or job.allocator.expandable_segments)
+    expandable = base.hardware.expandable_segments or job.allocator.expandable_segments
+    of = generator(job, model, gpu, notes)._replace(expandable=expandable)
+    check_engine(of, gpu, expandable)
     told = base.provenance
     shown = {key: told.job[key] for key in (*KEPT, "num_gpus") if key in told.job}
     shown |= {"method": job.method, "num_gpus": of.gpus, "rollout": resolved(of)}

@@ -120,6 +120,8 @@ class Generator(NamedTuple):
     """The trainer gives its cache back before the engine wakes; elsewhere all that it has reserved stands."""
     trainers: int = 1
     """Processes of the trainer on a card, one for each of its models."""
+    expandable: bool = False
+    """Its allocator's segments grow, and blocks are split whatever is left of them."""
     host_store: int = 0
     """Bytes of a node's memory that Ray's object store may grow to."""
     host_copy: bool = False

@@ -10,9 +10,10 @@ from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.allocator.settings import Settings, pinned
 from memplan.units import MiB
 
-Loads = Literal["blocks", "unsplit", "segments"]
+Loads = Literal["blocks", "unsplit", "grown", "segments"]
 """What a log's figure counts: PyTorch's blocks; those of vLLM from 0.20.2, which splits none of 20 MiB while it loads
-(max_split_size_mb, vllm pull/41268); or the fall of free memory."""
+(max_split_size_mb, vllm pull/41268); those of expandable segments, which are always split; or the fall of free
+memory."""
 UNSPLIT = 20 * MiB
 
 
@@ -32,7 +33,8 @@ def copied_bytes(tensors: tuple[int, ...], loads: Loads) -> int:
 
 def _loaded(tensors: tuple[int, ...], loads: Loads) -> tuple[CachingAllocator, list[int]]:
     """The allocator once they are made, and the segments that it has reserved."""
-    allocator, segments = CachingAllocator(Settings(max_split_size=UNSPLIT if loads == "unsplit" else None)), []
+    settings = Settings(max_split_size=UNSPLIT if loads == "unsplit" else None, expandable_segments=loads == "grown")
+    allocator, segments = CachingAllocator(settings), []
     for size in filter(None, tensors):
         before = allocator.reserved
         allocator.malloc(size)

@@ -74,8 +74,10 @@ def copy_bytes(of: Generator, gpu: Gpu | None = None) -> int:
 def _loading(of: Generator, gpu: Gpu | None) -> tuple[Tensors, Loads]:
     """Its tensors, and how they are loaded."""
     on_rocm = gpu is not None and gpu.vendor == "amd"  # its log has the fall of free memory
-    loads: Loads = "segments" if on_rocm else era_of(of.engine, of.version).loads
-    return tuple(_tensors(of, gpu.architecture if gpu else "")), loads
+    tensors = tuple(_tensors(of, gpu.architecture if gpu else ""))
+    if on_rocm or of.expandable:
+        return tensors, "segments" if on_rocm else "grown"
+    return tensors, era_of(of.engine, of.version).loads
 
 
 def _tensors(of: Generator, architecture: str) -> Iterator[int]:
