@@ -74,6 +74,17 @@ def test_small_tensors_fill_each_others_segments() -> None:
     assert loaded_bytes((int(9.4 * MiB),) * 2, "blocks") < 19 * MiB
 
 
+def test_on_rocm_vllm_sets_rows_of_fp8_apart() -> None:
+    """Qwen3 8B: 256 bytes for each output, as all its linears have multiples of 512 inputs. Experts' are left."""
+    card, other = find_gpu("mi300x-192gb"), find_gpu("h100-80gb")
+    of = engine("qwen3-8b", quantization="fp8", version="0.20.0")
+    outputs = 36 * (6144 + 4096 + 2 * 12288 + 4096)
+    assert weights_bytes(of, card) - weights_bytes(of, other) == pytest.approx(outputs * 256, rel=0.35)
+    assert weights_bytes(of, card) - weights_bytes(of, other) > outputs * 256
+    routed = engine("qwen3-30b-a3b", quantization="fp8", version="0.20.0")
+    assert weights_bytes(routed, card) - weights_bytes(routed, other) < 48 * (5120 + 2048) * 256 * 3
+
+
 def test_segments_that_grow_leave_nothing() -> None:
     """Qwen2.5 14B of NVIDIA's container, whose logs have the sum of its tensors."""
     job = {"model": "qwen2.5-14b", "gpu": "h100-80gb", "method": "generate", "rollout": {"engine": "vllm"}}

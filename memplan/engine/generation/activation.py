@@ -22,7 +22,7 @@ from memplan.engine.generation.formats import GROUP, served
 from memplan.spec.generation import Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward
-from memplan.tables.engines import Era, era_of
+from memplan.tables.engines import Era, era_of, version_of
 from memplan.units import DTYPE_BYTES, MiB
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ OF_TRITON = ("none", "fp8", "int8-channels")
 """Formats whose experts Triton's kernels multiply: Marlin's of four bits have buffers of their own, and FP4's."""
 PATCHES = 65536
 """Of the largest image of a processor without a limit (Qwen2-VL)."""
+VIDEO, AS_LONG_AS_ASKED = 153_600, (0, 11, 1)
+"""Tokens of Qwen3-VL's longest video, which vLLM 0.11.0 makes room for whatever max_model_len is (vllm issues/27992),
+and the version since which it does not."""
 
 
 def activation_bytes(of: Generator, era: Era) -> int:
@@ -127,9 +130,10 @@ def feature_bytes(of: Generator) -> tuple[int, int]:
     if tower is None:
         return 0, 0
     tokens = max(of.max_num_batched_tokens, _largest(tower.rule) // tower.rule.merge**2)
-    each = tokens * of.model.hidden_size * of.itemsize
-    tapped = 0 if tower.crossed else each * len(tower.taps)
-    return each + tapped, tapped
+    each = of.model.hidden_size * of.itemsize
+    taps = 0 if tower.crossed else len(tower.taps)
+    room = max(tokens, VIDEO) if taps and version_of(of.version) < AS_LONG_AS_ASKED else tokens
+    return room * each * (1 + taps), tokens * each * taps
 
 
 PER_LAYER = 0.29 * MiB

@@ -11,6 +11,9 @@ from memplan.units import ceil_div
 GROUP = 128
 """Weights of a scale in four bits where a format says no other; and the side of the block that shares an fp32 scale."""
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
+APART = 512
+"""Rows of so many bytes, or a multiple, are set apart by half as many on AMD's cards (vllm 0.20
+layers/quantization/utils/fp8_utils.py: _maybe_pad_fp8_weight, where VLLM_ROCM_FP8_PADDING is not off)."""
 OWN_FORMATS = {
     "fp8": "fp8",
     "fbgemm_fp8": "fp8-channels",
@@ -43,6 +46,10 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "nvfp4": lambda rows, columns, _: (rows * columns // 2, rows * ceil_div(columns, NVFP4_GROUP), 4),
     "int4": lambda rows, columns, group: (rows * columns // 2, rows * ceil_div(columns, group) * 2),
     "fp8": lambda rows, columns, _: (rows * columns, ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4),
+    "fp8-apart": lambda rows, columns, _: (
+        rows * (columns + (columns % APART == 0) * APART // 2),
+        ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4,
+    ),
     "fp8-columns": lambda rows, columns, _: (rows * columns, rows * ceil_div(columns, GROUP) * 2),
     "fp8-channels": lambda rows, columns, _: (rows * columns, rows * 4),
     "fp8-tensors": lambda rows, columns, _: (rows * columns, 4),

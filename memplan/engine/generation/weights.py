@@ -33,8 +33,9 @@ TOGETHER = {
 NEVER_QUANTISED = ("wk", "weights_proj")
 """Of an indexer: they are one tensor in 16 bits, whatever the checkpoint has (vllm 0.20 deepseek_v2.py: Indexer)."""
 
-STACKED = {"gptq": "awq"}
-"""Of experts: their g_idx are emptied where no order is asked for (vllm 0.11 gptq_marlin.py: GPTQMarlinMoEMethod)."""
+STACKED = {"gptq": "awq", "fp8-apart": "fp8"}
+"""Of experts: their g_idx are emptied where no order is asked for (vllm 0.11 gptq_marlin.py: GPTQMarlinMoEMethod), and
+nobody sets their rows apart."""
 WORKSPACE = 0, 19, 0
 """Of sparse attention; older versions' were not read."""
 MACHETE = 0, 19, 0
@@ -94,6 +95,8 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
         rank = rank._replace(ungated=UNGATED)
     kernels = BY_MARLIN if architecture in BEFORE_ADA else {}
+    if architecture in ROCM and of.engine == "vllm":
+        kernels = {"fp8": "fp8-apart"}
     if architecture == HOPPER and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
         kernels = {"awq": "machete"}
     rank = rank._replace(format=kernels.get(rank.format, rank.format))
