@@ -117,6 +117,7 @@ def deepep_bytes(hidden: int, ranks: int, local: int) -> tuple[int, int, int]:
 def communicator_bytes(group: Communicator, gpu: Gpu | None, first: bool) -> tuple[int, int, int]:
     """Low, expected, high of one group."""
     vendor = gpu.vendor if gpu is not None else "nvidia"
+    gpu = gpu.among(group.size) if gpu is not None else None
     if vendor == "amd":
         size = RCCL_FIRST if first else RCCL_OTHERS
         return size // 2, size, size * 2

@@ -92,6 +92,12 @@ class Gpu(Frozen):
     calibration: Annotated[Calibration | None, Field(exclude=True)] = None
     """Rates of one's own, from a file of ``memplan calibrate``; only speeds feel them."""
 
+    def among(self, ranks: int) -> "Gpu":
+        """As so many of them reach one another: a bridge joins two, and more of them meet over PCIe (vllm 0.11
+        device_communicators/custom_all_reduce.py: "more than two PCIe-only GPUs", of four RTX 3090)."""
+        over_pcie = ranks > 2 and self.link.startswith("NVLink") and "bridge" in self.link
+        return self.but(link="PCIe") if over_pcie else self
+
     @property
     def capability(self) -> float:
         """Compute capability as a number; that of a new card where there is none, or it is not told."""

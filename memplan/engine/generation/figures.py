@@ -234,6 +234,7 @@ def _of_ranks(of: Generator, era: Era, nccl: Band, gpu: Gpu) -> int:
     later what comes beside them."""
     if of.tensor_parallel == 1 or era.share == "free":
         return 0
+    gpu = gpu.among(of.tensor_parallel)
     if not era.nccl_inside:
         return LAZY if gpu.link.startswith("PCIe") else SHARED[of.tensor_parallel > 2]
     if gpu.vendor == "custom":
