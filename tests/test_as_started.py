@@ -404,3 +404,19 @@ def test_what_llamafactory_gave_up_tells_its_version_whose_adamw_was_not_fused(
     found = check_file("run.sh", CARD)
     ways = (found.job.get("trainer_version"), found.job["optimizer_impl"])
     assert ways == (version, "foreach" if version else "fused"), found.text
+
+
+def test_a_fork_s_loss_of_trl_s_is_dpo_s_and_checkpoints_on_the_host_are_counted_from_above() -> None:
+    pairs = FACTORY.replace("stage: sft", "stage: dpo") + "use_unsloth_gc: true\n"
+    Path("a.yaml").write_text(f"{pairs}pref_loss: exo_pair\n")
+    Path("b.yaml").write_text(f"{pairs}pref_loss: mine\n")
+    found = check_file("a.yaml", CARD)
+    assert (found.fits, found.job["method"]) == ("yes", "dpo"), found.text
+    assert "'mine' is no loss" in check_file("b.yaml", CARD).text
+
+
+def test_a_text_is_no_file_s_name() -> None:
+    Path("a.yaml").write_text(FACTORY)
+    Path("README.md").write_text(f"```\npython train.py {'x' * 300}.yaml a.yaml\n```\n")
+    forget()
+    assert check_file("a.yaml", CARD).fits == "yes"

@@ -302,6 +302,11 @@ def test_2u1_adapts_the_head_unless_it_is_left_out(row: tuple[str, bool]) -> Non
     assert job(f"{own} {row[0]} --vision_lora True")["lora"]["exclude_modules"] == ["multi_modal_projector"]
 
 
+def test_pairs_of_a_llava_s_own_trainer_have_its_adapters_and_a_whole_log_softmax() -> None:
+    found = job(f"{LLAVA_OF_4_37} --lora_enable True --lora_r 8 --dpo_beta 0.1", "llava/train/train_dpo.py")
+    assert (found["method"], found["lora"]["targets"], found["loss_head"]) == ("dpo", "all-linear", "log-softmax")
+
+
 TOWERS = (
     ("--use_llm_lora 8", 8, ["vision_tower", "multi_modal_projector"]),
     ("--use_llm_lora 8 --use_backbone_lora 0", 8, ["vision_tower", "multi_modal_projector"]),

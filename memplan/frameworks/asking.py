@@ -116,7 +116,8 @@ def of_another_family(targets: object) -> tuple[Unread, ...]:
 
 def set_in(script: str, unread: Iterable[Unread]) -> str:
     """The command that sets every variable, and gives every argument, that a script leaves to who starts it."""
-    texts = [each.why for each in unread if each.where.partition(", line ")[0] == script]
+    asked = [each.why for each in unread if each.where.partition(", line ")[0] == script]
+    texts = [text for text in asked if "$(" not in text]  # of what a command prints no variable is the answer
     named = dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text))
     own = Path(script).read_text("utf-8", "replace") if Path(script).is_file() else ""
     names = [name for name in named if not re.search(rf"(?m)^\s*(?:export\s+)?{name}=[\"']?\$\{{?\d", own)]  # of $1

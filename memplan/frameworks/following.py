@@ -35,8 +35,14 @@ class Missing(InvalidJob):
     """A file that another names is not here."""
 
 
+MOST_OF_A_NAME = 255
+"""Bytes of a file's name."""
+
+
 def found_at(base: str, name: str) -> Path | None:
     """Where a file of this name lies: beside another, in the project around that, or in a folder between."""
+    if any(len(os.fsencode(part)) > MOST_OF_A_NAME for part in name.split("/")):
+        return None  # a text, which no system takes for a name
     here = Path(base).resolve().parent
     top = project_of(here)
     between = [folder for folder in here.parents if top in folder.parents]

@@ -2,7 +2,7 @@
 
 import re
 
-from memplan.frameworks.base import FILE, Origin
+from memplan.frameworks.base import ASSUMED, FILE, Origin
 from memplan.frameworks.hugging_face import version as hf_version
 from memplan.frameworks.hugging_face.dialect import Dialect
 from memplan.frameworks.trl.keys import COMMANDS, LOSSES, NOT_MODELLED
@@ -40,12 +40,22 @@ def put_method(dialect: Dialect, program: str) -> None:
         keys.assume("trainer", "trl", "scripts of this method build on TRL's trainers")
         if "trainer_version" not in draft.given:
             hf_version.of_another(draft, "0.17", "with log-probabilities of their own, of whole logits")
+        put_head(dialect, name)
         keys.skip("beta", "max_prompt_length", "loss_type")
     elif "method" not in draft.given:
         draft.warn(
             key, where, f"{name} is not read from a script of its own", "method", "add --method, or give its file"
         )
         keys.assume("trainer", "transformers", "a file of TrainingArguments")
+
+
+def put_head(dialect: Dialect, method: str) -> None:
+    """A trainer of pairs of a script's own gathers from a whole log-softmax, as TRL's first did (0.7 dpo_trainer.py:
+    _get_batch_logps, copied by RLHF-V and its kind for LLaVA), but for 2U1's, which takes TRL's later function."""
+    draft, script = dialect.keys.draft, dialect.script
+    if method != "reward" and not (script and script.seen.startswith("2U1/")) and "loss_head" not in draft.given:
+        why = "a trainer of pairs of the script's own: a log-softmax of whole logits is counted"
+        draft.put("loss_head", "log-softmax", Origin(ASSUMED, why))
 
 
 def _said(dialect: Dialect, program: str) -> tuple[str, str, str]:

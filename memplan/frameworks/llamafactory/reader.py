@@ -19,10 +19,11 @@ from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.llamafactory import v1 as llamafactory_v1
 from memplan.frameworks.llamafactory.keys import ATTENTIONS, DEFAULTS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
-from memplan.frameworks.llamafactory.switches import OLD, RESTING, put_version, read_optimizer, rest, resting
+from memplan.frameworks.llamafactory.switches import OLD, RESTING, SWITCH, put_version, read_optimizer, rest, resting
 from memplan.frameworks.llamafactory.write import write
 from memplan.frameworks.own_words.names import bound_images, config_of, is_command_of, lora_targets, may_see_images
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
+from memplan.frameworks.trl.keys import LOSSES as TRL_LOSSES
 from memplan.spec.freezing import LANGUAGE_MODEL
 
 VERBS = ("train", *llamafactory_v1.COMMANDS)
@@ -120,7 +121,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     _quantisation(keys)
     _fp8(keys, method)
     word = (keys.text("flash_attn") or "auto").lower()
-    word = {"true": "fa2", "false": "auto"}.get(word, word)  # a switch, before 0.7
+    word = SWITCH.get(word, word)
     if word in ATTENTIONS:
         put_attention(keys, ATTENTIONS[word], word, "flash_attn")
     else:
@@ -210,10 +211,15 @@ def _method(keys: Keys) -> str:
     if stage != "dpo":
         keys.put("method", STAGES[stage], "stage")
         return STAGES[stage]
-    if loss not in LOSSES:
+    method = LOSSES.get(loss) or ("dpo" if TRL_LOSSES.get(loss) == "dpo" else "")
+    if not method:
         raise keys.settings.error("pref_loss", f"{loss[:20]!r} is no loss", f"known: {', '.join(LOSSES)}")
-    keys.put("method", LOSSES[loss], "pref_loss", "stage")
-    return LOSSES[loss]
+    if loss not in LOSSES:  # of the same log-probabilities
+        keys.draft.remarks.append(
+            f"{keys.settings.where('pref_loss')}: {loss} is TRL's, which a fork of the project's has"
+        )
+    keys.put("method", method, "pref_loss", "stage")
+    return method
 
 
 def _length(keys: Keys) -> None:

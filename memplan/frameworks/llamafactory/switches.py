@@ -63,6 +63,15 @@ def _keep_layers(draft: Draft, key: str, where: str, tower: bool) -> None:
         draft.bound(key, where, "the tower, which is recomputed, is counted as kept too", "checkpointing")
 
 
+NO_LESS = {
+    **dict.fromkeys(
+        ("galore_layerwise", "apollo_layerwise"), ("gradients are counted as held until the step", "optimizer")
+    ),
+    "use_unsloth_gc": ("checkpoints on the host are counted on the GPU", "checkpointing"),
+}
+"""Switches that take no more than what is counted without them, and what they decide."""
+
+
 def read_optimizer(keys: Keys) -> None:
     """``use_galore`` and its like, in place of ``optim``."""
     for flag, name in (
@@ -85,9 +94,10 @@ def read_optimizer(keys: Keys) -> None:
                 "targets": lora_targets(_linears(keys.names(f"{name}_target") or ("all",))),
             }
             keys.put("optimizer_args", settings, f"{name}_rank", flag)
-    for name in ("galore_layerwise", "apollo_layerwise"):
+    for name, (why, decides) in NO_LESS.items():
         if keys.flag(name):
-            keys.bound(name, "gradients are counted as held until the step", "optimizer")
+            keys.bound(name, why, decides)
+    keys.skip(*NO_LESS)
     keys.skip(*(f"{name}_{key}" for name in ("galore", "apollo") for key in ("rank", "target", "update_interval")))
 
 
@@ -101,6 +111,8 @@ def _linears(names: tuple[str, ...]) -> tuple[str, ...]:
 
 OLD, GONE = "train_bash", "evaluation_strategy"
 """A script (src/train_bash.py until 0.7.0, src/train.py from then on), and an argument of transformers'."""
+SWITCH = {"true": "fa2", "1": "fa2", "false": "auto", "0": "auto"}
+"""``flash_attn`` before 0.7, and what it is called since."""
 
 
 def put_version(settings: Settings, draft: Draft) -> None:
@@ -111,7 +123,9 @@ def put_version(settings: Settings, draft: Draft) -> None:
     version, whose = pinned(settings.path, "llamafactory")
     why = f"{whose} pins llamafactory {version}"
     beneath, whose = ("", "") if version else pinned(settings.path, "transformers")
-    old = draft.facts.get(OLD) or (settings.where(GONE) if GONE in settings.values else "")
+    switch = str(settings.values.get("flash_attn")).lower() in SWITCH
+    gone = GONE if GONE in settings.values else "flash_attn" if switch else ""
+    old = draft.facts.get(OLD) or (settings.where(gone) if gone else "")
     if old and not version and not beneath:
         beneath, whose = told("transformers", "args", (GONE,))[0], str(old)
     if beneath:

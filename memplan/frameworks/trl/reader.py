@@ -20,7 +20,7 @@ from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLE
 from memplan.frameworks.hugging_face.dialect import Dialect, read_lengths
 from memplan.frameworks.hugging_face.dialect_names import HARMLESS as DIALECT_HARMLESS
 from memplan.frameworks.hugging_face.dialect_scripts import script_of
-from memplan.frameworks.hugging_face.methods import PAIRS
+from memplan.frameworks.hugging_face.methods import PAIRS, put_head
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.launch import Launch, launches, put_allocator
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
@@ -132,11 +132,14 @@ def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], 
         draft.put("trainer_version", WHOLE, Origin(ASSUMED, f"{script.title} scores pairs by whole logits"))
     row = FRAMEWORK._replace(title=script.title, version="") if script else row
     defaults = defaults_of(name, version)
-    if script:  # its dataclass is TrainingArguments'
-        defaults |= {**TRAINER_DEFAULTS, "max_length": None, **script.defaults}
+    if script:  # its dataclass is TrainingArguments', and its adapters are its own
+        trls = {key: value for key, value in defaults.items() if not key.startswith("lora_")}
+        defaults = {**trls, **TRAINER_DEFAULTS, "max_length": None, **script.defaults}
     keys = Keys(draft, settings, row, defaults)
     dialect = Dialect(keys, script, program)
     draft.put("method", name, origin)
+    if script and name in PAIRS:
+        put_head(dialect, name)
     if simpo:
         keys.put("trainer", "simpo-repo", "gamma_beta_ratio")
     else:
