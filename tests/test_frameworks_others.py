@@ -319,3 +319,15 @@ def test_older_openrlhf_is_counted_from_above(tmp_path: Path, more: str, above: 
     assert found.job.attention == attention
     assert [each.key for each in found.unread if each.above] == above
     assert not [each for each in found.unread if each.decides and not each.above]
+
+
+@pytest.mark.parametrize(("program", "unclear"), [("pretrain_gpt.py", False), ("pretrain_maskllm.py", True)])
+def test_arguments_of_a_projects_own_program_may_change_the_model(tmp_path: Path, program: str, unclear: bool) -> None:
+    text = FILES["megatron"][1].replace("pretrain_gpt.py", program)
+    assert program in text
+    path = tmp_path / "train.sh"
+    path.write_text(f"{text.rstrip()} --mask-only --run-name-path x\n", encoding="utf-8")
+    found = check_file(str(path), {"gpu": "h100-80gb"})
+    decides = {each["key"]: each["decides"] for each in found.unread}
+    assert decides["mask_only"] == ("model" if unclear else "")
+    assert not decides["run_name_path"]

@@ -324,3 +324,15 @@ def test_a_micro_batch_of_nothing_is_an_error(tmp_path: Path) -> None:
     path.write_text(SFT.replace("micro_batch_size = 2", "micro_batch_size = 0"), encoding="utf-8")
     found = check_file(str(path), {"gpu": "80GB"})
     assert (found.fits, "micro_batch_size: '0' is too small" in found.text) == ("error", True), found.text
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus"), [("num_gpus = 2", 2), ('type = "multi_node"\nnum_nodes = 3\ngpus_per_node = 4', 12)]
+)
+def test_supervised_training_says_its_gpus(tmp_path: Path, said: str, gpus: int) -> None:
+    """configs/sft.py: SingleNodeDeploymentConfig, MultiNodeDeploymentConfig."""
+    text = SFT.replace("num_train_gpus = 4", said)
+    assert read_toml(tmp_path, text).job.num_gpus == gpus
+    other = read_toml(tmp_path, text, num_gpus="8")
+    assert other.job.num_gpus == 8
+    assert any(f"runs on {gpus} GPUs: 8 are counted" in each for each in other.warnings)

@@ -3,9 +3,10 @@
 Source: Megatron-LM megatron/training/arguments.py (core 0.16), MindSpeed-LLM arguments."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from memplan.frameworks.deciding import LITTLE
 from memplan.frameworks.documents import words
 from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.units import by_word
@@ -91,6 +92,21 @@ _OTHER = re.compile(
 )
 """In the name of a program whose model is none that the arguments of layers describe."""
 _IMAGES = ("vlm", "mllm", "multimodal", "mimo", "vision", "audio")
+
+
+_USUAL = words(
+    """pretrain posttrain finetune train sft dpo rl run main megatron core mcore legacy patch gpt gpt2 gpt3 llama llama2
+    llama3 qwen qwen1 qwen2 qwen3 mistral mixtral deepseek glm chatglm yi baichuan internlm falcon bloom starcoder gemma
+    moe llm lm model synthetic mamba hybrid t5 bert vlm"""
+)
+"""Words in the names of Megatron-LM's programs and of those that train a family as they do."""
+
+
+def of_unknown(key: str, facts: Mapping[str, Any]) -> str | None:
+    """What an argument that nobody knows decides: of experts, and in a program of a project's own, the model."""
+    stem = re.split(r"[/.]", str(facts.get("program", "")).lower().removesuffix(".py"))[-1]
+    bears = key.startswith("moe_") or not _USUAL.issuperset(re.split(r"[_-]", stem) if stem else ())
+    return "model" if bears and not LITTLE.search(key) else None
 
 
 def other_model(program: str, named: bool) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.deciding import LITTLE
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.megatron.keys import (
@@ -29,6 +28,7 @@ from memplan.frameworks.megatron.keys import (
     SHAPE,
     SIZES,
     layout_of,
+    of_unknown,
     other_model,
 )
 from memplan.frameworks.megatron.model import config_of, own_layers, put_attention
@@ -106,6 +106,7 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
         if tasks is not None and (tasks.each or 1) > 1 and tasks.nodes:  # one may start others
             launcher = {"nproc_per_node": tasks.each, "nnodes": tasks.nodes}
         settings = Settings(document.path, values, lines | {"program": command[place].line})
+        draft.facts["program"] = command[place].text
         if why := other_model(command[place].text, "model" in draft.given):
             hint = "" if "model" in draft.given else MODEL
             draft.warn("program", settings.where("program"), why, "model", hint)
@@ -283,8 +284,7 @@ def _close(keys: Keys) -> None:
         if BEARING.fullmatch(key):
             keys.warn(key)
         elif not is_known(key):
-            decides = "model" if key.startswith("moe_") and not LITTLE.search(key) else None
-            keys.warn(key, f"no argument of {keys.framework.title}'s that is known", decides)
+            keys.warn(key, f"no argument of {keys.framework.title}'s that is known", of_unknown(key, keys.draft.facts))
 
 
 FRAMEWORK = Framework(

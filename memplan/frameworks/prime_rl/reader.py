@@ -136,6 +136,10 @@ def _gpus(keys: Keys, form: str, newer: bool) -> int:
     elif form == "rl" and int(keys.draft.options.get("num_gpus") or 1) > 1:
         why = "nothing says how many GPUs train: all that the option names are counted, and one trains by default"
         keys.draft.remarks.append(f"{keys.settings.path}: {why}")
+    elif form == "sft" and keys.has(f"{at}num_gpus"):  # configs/sft.py: SingleNodeDeploymentConfig
+        keys.put("num_gpus", keys.whole(f"{at}num_gpus"), f"{at}num_gpus")
+    elif form == "sft" and keys.has(f"{at}num_nodes"):  # MultiNodeDeploymentConfig
+        keys.put("num_gpus", (keys.whole(f"{at}num_nodes") or 1) * each, f"{at}num_nodes")
     given = keys.draft.options.get("num_gpus")
     if given is not None or "num_gpus" in keys.draft.values:  # a launcher says it
         return max(1, int(given or keys.draft.values.get("num_gpus") or 1))
