@@ -58,6 +58,10 @@ RAN = {
     "bridge-26.06": "0.5 GiB over; stages' layers are assumed",
     "bridge-26.04.01": "recomputation of 405B on GB200 is not told",
     "torchtune-cards": "the optimizer steps in backward and holds no gradients, which no key says",
+    "ljm565": "5 GiB and more of segments beside what is allocated, which has room: open",
+    "trl-1m": "what checkpoints keep goes to the host, which no key says of several GPUs",
+    "gpt2-cards": "the whole is compiled, its loss too: logits are counted as eager torch holds them",
+    "oellm-30b": "torchtitan's mixtures without checkpoints are as eager torch's, 15 GiB and more over: open",
     "vectorlm": "8B on one card: 60 GiB of weights, gradients and states, 28 of logits and checkpoints: open",
 }
 """Of published speeds whose runs do not fit, by set."""

@@ -4,7 +4,8 @@
 second, less one; ``before`` the same of an earlier memplan; ``<=30`` how many of 100 are within 30 %; ``ranks`` is
 Spearman's correlation within a source; ``regret`` what the layout that memplan ranks first loses against the best of a
 model, length and number of cards, in the median over these; ``in band`` how many published figures lie in the band
-that is to hold 90 of 100. Sources that are held back were not looked at when rates were chosen.
+that is to hold 90 of 100. Sources that are held back were not looked at when rates were chosen. Sources whose figure is
+of whole runs, with their starts (``"meter": "run"``), are of another meter, and in no sum.
 """
 
 import argparse
@@ -33,6 +34,8 @@ class Held(NamedTuple):
     """What layouts are compared for: model, card, cards, length."""
     back: bool
     """Of a source that is held back."""
+    run: bool
+    """Of a source whose figure is of whole runs."""
     published: float
     before: float | None
     low: float
@@ -46,11 +49,15 @@ class Held(NamedTuple):
 
 
 def rows() -> Iterator[tuple[dict[str, Any], dict[str, Any], bool]]:
-    """Each published row with its whole job, and whether its source is held back."""
+    """Each published row, with its source's meter and its whole job, and whether its source is held back."""
     data = json.loads(DATA.read_text(encoding="utf-8"))
     for row in data["rows"]:
         model, of = data["models"].get(row["model"], row["model"]), data["sets"][row["set"]]
-        yield row, {**of["job"], **row["job"], "model": model}, row.get("held_back", of["held_back"])
+        yield (
+            {"meter": of.get("meter", "step"), **row},
+            {**of["job"], **row["job"], "model": model},
+            row.get("held_back", of["held_back"]),
+        )
 
 
 def held() -> tuple[list[Held], Counter[tuple[str, str]]]:
@@ -67,8 +74,8 @@ def held() -> tuple[list[Held], Counter[tuple[str, str]]]:
         low, expected, high = (
             each / gpus for each in (estimate.tokens_range[0], estimate.tokens_per_second, estimate.tokens_range[1])
         )
-        published = row["tokens_per_second"]
-        found.append(Held(row["set"], row["id"], asked, back, published, row.get("before"), low, expected, high))
+        published, run = row["tokens_per_second"], row["meter"] == "run"
+        found.append(Held(row["set"], row["id"], asked, back, run, published, row.get("before"), low, expected, high))
     return found, refused
 
 
@@ -117,6 +124,7 @@ def groups(found: Iterable[Held]) -> Iterator[tuple[str, list[Held]]]:
     found = list(found)
     for name in dict.fromkeys(row.set for row in found):
         yield name, [row for row in found if row.set == name]
+    found = [row for row in found if not row.run]
     yield "seen", [row for row in found if not row.back]
     yield "held back", [row for row in found if row.back]
     yield "all", found

@@ -109,6 +109,15 @@ def test_states_are_shared_by_all_ranks_that_hold_the_same_part() -> None:
     assert states[0] <= states[2] < 1.01 * states[0]
 
 
+def test_gradients_that_wait_whole_are_of_a_ranks_own_experts() -> None:
+    """Of 30B, 29 in 128 experts, in two stages: of experts that four share, weights and gradients are a quarter."""
+    keys = {"model": "qwen3-30b-a3b", "num_gpus": 8, "pipeline_parallel": 2, "gradient_checkpointing": True}
+    shared, alone = (
+        report(**keys, gradient_accumulation_steps=4, expert_parallel=ranks).per_gpu.allocated_bytes for ranks in (4, 1)
+    )
+    assert alone - shared > 0.85 * 29e9 / 2 * 3 / 4 * (2 + 2)
+
+
 def test_stages_differ_and_the_fullest_is_reported() -> None:
     found = report(pipeline_parallel=4, gradient_accumulation_steps=8)
     assert [rank.count for rank in found.ranks] == [4] * 4
