@@ -13,8 +13,9 @@ import random
 from typing import Any, NamedTuple
 
 from memplan.engine.allocator.caching import CachingAllocator
+from memplan.engine.allocator.capacities import least
 from memplan.engine.allocator.events import step_events
-from memplan.engine.allocator.figures import DOUBT, SPREAD, least, played
+from memplan.engine.allocator.figures import DOUBT, SPREAD, played
 from memplan.engine.allocator.replay import StepEvents, play
 from memplan.engine.allocator.reserved import FRAGMENTATION, SLACK, Unplayed
 from memplan.engine.allocator.settings import Settings

@@ -9,8 +9,9 @@ from commands import runner_of
 
 from memplan.api import estimate
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
+from memplan.engine.allocator.capacities import TOLERANCE, beginning, least, runs
 from memplan.engine.allocator.events import step_events
-from memplan.engine.allocator.figures import TOLERANCE, Room, beginning, least, played, runs
+from memplan.engine.allocator.figures import Room, played
 from memplan.engine.allocator.replay import StepEvents, play
 from memplan.engine.allocator.reserved import Unplayed
 from memplan.engine.allocator.settings import Settings

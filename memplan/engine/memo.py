@@ -105,8 +105,9 @@ class _Node(dict[Any, Any]):
 class Remembered(Generic[_T]):
     """A function of (recipe, parts) whose results are kept by what it read. It must be pure, and give something."""
 
-    def __init__(self, function: Callable[[Any, Any], _T]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[Any, Any], _T], read: set[str] | None = None) -> None:
+        """``read``: what this and other functions read of any recipe or parts comes to be there."""
+        self.function, self._read = function, set[str]() if read is None else read
         self._root: Any = None
         self._leaves = 0
 
@@ -131,6 +132,7 @@ class Remembered(Generic[_T]):
             self.forget()
         self._leaves += 1
         names = list(noted)
+        self._read.update(names)
         if self._root is None:
             self._root = _Node(names[0])
         node = self._root

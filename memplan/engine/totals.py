@@ -16,10 +16,11 @@ from memplan.engine.memo import MOST, Reading, Remembered, Values
 from memplan.spec.recipe import Recipe
 
 _T = TypeVar("_T")
+Section = Callable[[Ledger, Any], None]
 Kind = tuple[str, str]
 """Meter and place."""
-MET = 1_000
-"""Sums of whole ledgers that are kept, by the objects that their sections are."""
+MET = 10_000
+"""Sums of whole ledgers that are kept."""
 BOUNDS = {"low_bytes": 0, "bytes": 1, "high_bytes": 2}
 
 
@@ -180,7 +181,7 @@ class _View:
         return getattr(self._parts, name)
 
 
-def _of_section(section: Callable[[Ledger, Any], None], sums: type[Adding] = Adding) -> Remembered[dict[Kind, Sums]]:
+def _of_section(section: Section, read: set[str], sums: type[Adding] = Adding) -> Remembered[dict[Kind, Sums]]:
     """The sums of one section."""
 
     def run(recipe: Any, parts: Any) -> dict[Kind, Sums]:
@@ -189,11 +190,11 @@ def _of_section(section: Callable[[Ledger, Any], None], sums: type[Adding] = Add
         section(ledger, view)
         return ledger.closed()
 
-    return Remembered(run)
+    return Remembered(run, read)
 
 
-def _of_part(part: Callable[[Any], Any]) -> Remembered[Any]:
-    return Remembered(lambda recipe, parts: part(_View(recipe, parts)))
+def _of_part(part: Callable[[Any], Any], read: set[str]) -> Remembered[Any]:
+    return Remembered(lambda recipe, parts: part(_View(recipe, parts)), read)
 
 
 class _Parts:
@@ -211,12 +212,15 @@ class _Parts:
 class Remembering:
     """A kind of ledger, its sections and the parts that they are made from remembered one by one."""
 
-    def __init__(self, parts: type, sections: Sequence[Callable[[Ledger, Any], None]]) -> None:
+    def __init__(self, parts: type, sections: Sequence[Section]) -> None:
         made = {name: part.func for name, part in vars(parts).items() if isinstance(part, cached_property)}
-        self.parts = {name: _of_part(part) for name, part in made.items()}
-        self.names, self.rows = frozenset(made), tuple(_of_section(section) for section in sections)
-        self.lasting = _of_section(sections[0], Lasting)
-        self.sections, self.met = tuple(sections), dict[tuple[int, ...], Totalled]()
+        self.read = set[str]()
+        self.parts = {name: _of_part(part, self.read) for name, part in made.items()}
+        self.names, self.rows = frozenset(made), tuple(_of_section(section, self.read) for section in sections)
+        self.lasting = _of_section(sections[0], self.read, Lasting)
+        self.sections, self.met = tuple(sections), dict[tuple[Any, ...], Totalled]()
+        self.asked = tuple[str, ...]()
+        """All that any section or part has read of any recipe: ``met`` has sums by it."""
         self.last: tuple[Recipe, _Parts] | None = None
         assert not self.names & set(dir(Recipe)), "a part that is named as a field of the recipe"
 
@@ -229,16 +233,19 @@ class Remembering:
     def totalled(self, recipe: Recipe) -> Totalled:
         """The sums of every section."""
         parts = self.of(recipe)
-        found = Totalled([rows(parts.reading) for rows in self.rows], parts.schedule)
-        if len(self.met) >= MET:
-            self.met.clear()
-        return self.met.setdefault((*map(id, found.sections), id(found.schedule)), found)
+        found = self.met.get(tuple(map(parts.reading.__getitem__, self.asked)))
+        if found is None:
+            found = Totalled([rows(parts.reading) for rows in self.rows], parts.schedule)
+            if len(self.met) >= MET or not self.read <= {*self.asked, *self.names}:
+                self.asked = tuple(self.read - self.names)
+                self.met.clear()
+            self.met[tuple(map(parts.reading.__getitem__, self.asked))] = found
+        return found
 
-    def without(self, recipe: Recipe, section: Callable[[Ledger, Any], None]) -> Totalled:
+    def without(self, recipe: Recipe, section: Section) -> Totalled:
         """The sums of every section but one."""
-        parts = self.of(recipe)
-        rows = [rows for rows, of in zip(self.rows, self.sections, strict=True) if of is not section]
-        return Totalled([each(parts.reading) for each in rows], parts.schedule)
+        parts, pairs = self.of(recipe), zip(self.rows, self.sections, strict=True)
+        return Totalled([rows(parts.reading) for rows, of in pairs if of is not section], parts.schedule)
 
     def states(self, recipe: Recipe) -> int:
         """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""

@@ -20,8 +20,8 @@ from memplan.planner.planning import (
     point,
     question,
     search,
+    shown,
 )
-from memplan.planner.planning import shown as as_plan
 from memplan.planner.questions import answers
 from memplan.planner.rejected import absences, missed, rejections
 from memplan.planner.result import Answer, Plan, Plans, Point, Rejected
@@ -65,14 +65,14 @@ def plan(
         training = needed
     without = [each for each in tried.values() if each[0] not in (first, searched)]
     points = tuple(point(*each) for each in pareto(final, searched.of, tell).plans) if front else ()
-    shown = tuple(as_plan(final, candidate, priced, training, price) for candidate, priced in searched.found.plans)
-    recipe = shown[0].report.recipe if shown else None
+    plans = tuple(shown(final, searched, training, price))
+    recipe = plans[0].report.recipe if plans else None
     named = {each.recipe.trainer.name: each.recipe.trainer for each, _ in searched.found.plans}
     others = (trainer for name, trainer in named.items() if name != asked.given.job.trainer)
     said = [text for trainer in others for text in untold(final.given.job, trainer)]
     return Plans(
         SCHEMA_VERSION,
-        shown,
+        plans,
         points,
         (*rejections(first), *missed(without), *absences(asked.space)),
         sum(each.of.considered for each, _ in tried.values()),

@@ -3,7 +3,7 @@
 The examples of an optimizer step that plans share, and when there are more than anybody trains on."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memplan.calibrations import calibrated
@@ -23,6 +23,7 @@ from memplan.planner.search import Found, best, front
 from memplan.planner.space import BATCH, CHOSEN, Space
 from memplan.planner.splits import candidates
 from memplan.planner.words import of_switches, plan_name
+from memplan.report import Report
 from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
@@ -172,6 +173,8 @@ class Searched(NamedTuple):
     of: Candidates
     found: Found[Candidate, Priced]
     pricing: Pricing
+    reports: dict[int, Report]
+    """Of its plans, by the ``id`` of the candidate."""
 
 
 def pricing_of(asked: Question) -> Pricing:
@@ -198,13 +201,21 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
         )
 
     found, doubted = found_among(of.legal, wanted), list[tuple[Candidate, Priced]]()
+    reports = dict[int, Report]()
     for again in reversed(range(AGAIN)):
         if len(found.plans) == wanted >= WANTED and all(each.recipe.trainer.megatron for each, _ in found.plans):
             # The fastest for those who do not run Megatron.
             others = found_among([each for each in of.legal if not each.recipe.trainer.megatron], 1)
             found.plans[wanted - len(others.plans) :] = others.plans
         found.plans = [(each, pricing(each)) for each, _ in found.plans]
-        unsure = [(each, figures) for each, priced in found.plans if not (figures := priced.as_played()).fits]
+        unsure = []
+        for each, priced in found.plans:
+            if id(each) in reports:
+                continue
+            if not (figures := priced.as_played()).fits:
+                unsure.append((each, figures))
+            else:  # while its play is at hand
+                reports[id(each)] = build_report(resolve(job_input(asked, each, priced)), None)
         doubted += unsure
         without = {id(each) for each, _ in doubted}
         if not unsure or not again:
@@ -212,7 +223,7 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
         found = found_among([each for each in of.legal if id(each) not in without], wanted)
     found.plans = [pair for pair in found.plans if id(pair[0]) not in without]
     found.rejected += doubted
-    return Searched(of, found, pricing)
+    return Searched(of, found, pricing, reports)
 
 
 def pareto(asked: Question, of: Candidates, tell: Tell = nothing) -> Found[Candidate, Priced]:
@@ -240,16 +251,14 @@ def job_input(asked: Question, candidate: Candidate, priced: Priced) -> JobInput
     return JobInput(build_job(stay), sources, asked.given.ignored, asked.space.spec)
 
 
-def shown(
-    asked: Question, of: Candidate, priced: Priced, training: tuple[str, ...] = (), price: float | None = None
-) -> Plan:
-    """A plan with its report, its speed and, at a ``price`` of a GPU hour, its cost."""
-    given = job_input(asked, of, priced)
-    report = with_lengths(given, build_report(resolve(given), None))
-    assert report.recipe is not None
-    name = plan_name({**of.keys, **priced.keys})
-    found, peak = speed(report.recipe), report.per_gpu.peak_instant
-    return Plan(name, report.job, report, found, peak, training, *billed(found, asked.space.gpus, price))
+def shown(asked: Question, of: Searched, training: tuple[str, ...], price: float | None) -> Iterator[Plan]:
+    """The plans with their reports, their speed and, at a ``price`` of a GPU hour, their cost."""
+    for each, priced in of.found.plans:
+        report = with_lengths(job_input(asked, each, priced), of.reports[id(each)])
+        assert report.recipe is not None
+        name = plan_name({**each.keys, **priced.keys})
+        found, peak = speed(report.recipe), report.per_gpu.peak_instant
+        yield Plan(name, report.job, report, found, peak, training, *billed(found, asked.space.gpus, price))
 
 
 def point(candidate: Candidate, priced: Priced) -> Point:

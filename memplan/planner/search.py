@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 PATIENCE = 8
 """Candidates of a layout that the bound rules out in a row, until it is asked of the smallest batch of a group first:
-that rules out the whole group, or costs one more question."""
+that rules out the whole group. The first that is not ruled out cost a question more, and is the last of its layout."""
 
 
 class Searched(Protocol):
@@ -114,8 +114,8 @@ def best(
                 continue
             if each.layout in tight or (in_vain[each.layout] >= PATIENCE and missing(first) > 0):
                 fitting(first)
-            else:
-                in_vain[each.layout] %= PATIENCE
+            elif in_vain[each.layout] >= PATIENCE:
+                in_vain[each.layout] = -len(ordered)  # never again
         priced = None if is_blocked(each) else fitting(each)
         if priced is None:
             in_vain[each.layout] += 1

@@ -9,12 +9,14 @@ What the play leaves out, and real runs show: lengths that change from step to s
 loading has left but for FSDP1's wrapping. ``SPREAD`` is how far published runs of one GPU lie from their play, as a
 share of the bytes that come and go (``python benchmarks/reserved.py --published``)."""
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from memplan.engine.allocator.blocks import Block
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
+from memplan.engine.allocator.capacities import TOLERANCE, all_run, beginning, endless, least, runs
 from memplan.engine.allocator.events import on_rank, step_events
 from memplan.engine.allocator.replay import Playing, StepEvents, repeated
 from memplan.engine.allocator.reserved import Seek, Unplayed
@@ -23,11 +25,10 @@ from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank
 from memplan.engine.play.other_ranks import ran_ahead
 from memplan.engine.uncollected import uncollected
 from memplan.spec.generation import Generator
+from memplan.spec.groups import Provenance
 from memplan.spec.recipe import Recipe
-from memplan.units import ceil_div, round_up
+from memplan.units import ceil_div
 
-TOLERANCE = 0.005
-"""Of the allocated peak: how far above the least capacity ``needs`` may be."""
 AGREES = 0.01
 """Of the allocated peak: a play that reaches another peak than the ledger is of another job, and is not taken."""
 ROUNDING = 0.001
@@ -107,7 +108,9 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
     """The figures of a job whose ledger peaks at so many bytes; or why it is not played.
 
     ``needs`` is looked for where what is held is not comfortable, or when told to."""
-    recorded = step_events(recipe)
+    job = recipe._replace(provenance=Provenance({}, {}))
+    begun = next((each for seen, each in _BEGUN if seen == job), None)
+    recorded = begun.plays[Rank()] if begun else step_events(recipe)
     if recorded is None:
         return Unplayed("its step is not played yet")
     short = allocated - recorded.peak
@@ -117,19 +120,41 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
     if card is not None and room is not None:
         allowed = allowed_bytes(recipe.hardware.allocator, card)
         room = Room(min(room.most, allowed), min(room.comfortable, allowed))
-    result = _figures(recipe, _plays(recipe, recorded), settings_of(recipe.hardware.allocator, card), room, seek)
+    settings = settings_of(recipe.hardware.allocator, card)
+    if begun is None:
+        begun = _begun(_plays(recipe, recorded), settings)
+        if recipe.generator is None:  # whose cache would go on growing in these allocators
+            _BEGUN.append((job, begun))
+    result = _figures(recipe, begun, settings, room, seek)
     if short <= ROUNDING * allocated:
         return result
     return result._replace(needs=result.needs + short, endless=result.endless + short)  # what the play misses, too
 
 
+class Begun(NamedTuple):
+    """The steps of each rank that is played, by rank."""
+
+    plays: dict[Rank, StepEvents]
+    begun: dict[Rank, Playing]
+    """As far as they run the same on all cards."""
+    endless: dict[Rank, CachingAllocator]
+    """Behind them, on an unlimited card."""
+
+
+_BEGUN: deque[tuple[Recipe, Begun]] = deque(maxlen=3)
+"""Of the jobs played last, what they are but for where that came from: what fits is asked, and then what is needed."""
+
+
 @uncollected()
-def _figures(
-    recipe: Recipe, plays: dict[Rank, StepEvents], settings: Settings, room: Room | None, seek: Seek
-) -> Played:
-    """Of the rank that holds most without end; what is needed is enough for each."""
+def _begun(plays: dict[Rank, StepEvents], settings: Settings) -> Begun:
     begun = {rank: beginning(recorded, settings) for rank, recorded in plays.items()}
-    endless = {rank: _endless(each) for rank, each in begun.items()}
+    return Begun(plays, begun, {rank: endless(each) for rank, each in begun.items()})
+
+
+@uncollected()
+def _figures(recipe: Recipe, of: Begun, settings: Settings, room: Room | None, seek: Seek) -> Played:
+    """Of the rank that holds most without end; what is needed is enough for each."""
+    plays, begun, endless = of
     rank = max(endless, key=lambda each: endless[each].peak_reserved)
     recorded, most = plays[rank], endless[rank].peak_reserved
     moving = recorded.peak - sum(size for _, size in recorded.events[: recorded.start])
@@ -142,7 +167,7 @@ def _figures(
     for other, events in plays.items() if sought else ():
         if other != rank and not runs(begun[other], needs):
             needs = max(needs, least(events, settings, endless[other].peak_reserved, begun[other]))
-    if sought and room is not None and room.most < needs and _all_run(begun.values(), room.most):
+    if sought and room is not None and room.most < needs and all_run(begun.values(), room.most):
         needs = room.most  # bisection stops ``TOLERANCE`` above the least, and may miss a card that is enough
     there: CachingAllocator | None = endless[rank]
     if room is None or most > room.most:
@@ -201,21 +226,9 @@ def _generating(of: Generator, after: CachingAllocator) -> int:
 def _enough(begun: Sequence[Playing], most: int, room: Room) -> int:
     """Where the steps surely run: what is comfortable (``least`` may stop below); all of the card; or what is held."""
     for capacity in (room.comfortable - int(TOLERANCE * begun[0].recorded.peak), room.most):
-        if capacity < most and _all_run(begun, capacity):
+        if capacity < most and all_run(begun, capacity):
             return capacity
     return most
-
-
-def _all_run(begun: Collection[Playing], capacity: int) -> bool:
-    """Whether the steps of all these ranks run within so much."""
-    little = max(_too_little(each.recorded) for each in begun)
-    return capacity > little and all(runs(each, capacity) for each in begun)
-
-
-def _endless(begun: Playing) -> CachingAllocator:
-    playing = begun.on(None)
-    playing.run()
-    return playing.allocator
 
 
 def _on_card(recipe: Recipe, rank: Rank, begun: Playing, capacity: int) -> CachingAllocator | None:
@@ -259,37 +272,3 @@ def _plays(recipe: Recipe, recorded: StepEvents) -> dict[Rank, StepEvents]:
         ahead = Rank(ahead=True)
         plays[ahead] = ahead.steps(recorded)
     return plays
-
-
-def beginning(recorded: StepEvents, settings: Settings) -> Playing:
-    """Played as far as it runs the same on all cards on which it may run at all."""
-    begun = Playing(recorded, CachingAllocator(settings))
-    begun.run(_too_little(recorded))
-    return begun
-
-
-def _too_little(recorded: StepEvents) -> int:
-    """Segments that cannot hold what is allocated."""
-    return round_up(max(recorded.peak, recorded.peak_before), SMALL_SEGMENT_BYTES) - SMALL_SEGMENT_BYTES
-
-
-def runs(begun: Playing, capacity: int) -> Playing | None:
-    """The steps, played within so many bytes of segments; None where they do not run. What held no more on a larger
-    card runs here as it did there."""
-    if capacity not in begun.tried:
-        larger = (each for tried, each in begun.tried.items() if each and each.held <= capacity < tried)
-        playing = next(larger, begun).on(capacity)
-        with suppress(OutOfMemory):
-            playing.run()
-        begun.tried[capacity] = playing if playing.ended else None
-    return begun.tried[capacity]
-
-
-def least(recorded: StepEvents, settings: Settings, works: int, begun: Playing | None = None) -> int:
-    """The least capacity in which the steps run, by bisection below one in which they do."""
-    begun, fails = begun or beginning(recorded, settings), _too_little(recorded)
-    near = max(SMALL_SEGMENT_BYTES, int(TOLERANCE * recorded.peak))
-    while works - fails > near:
-        middle = round_up((fails + works) // 2, SMALL_SEGMENT_BYTES)
-        fails, works = (fails, middle) if runs(begun, middle) else (middle, works)
-    return works
