@@ -1,7 +1,7 @@
 """Classes of ranks: GPUs of one job that hold the same, each class described by a recipe of its own; and the whole
 ledger of one of them: a critic's training beside the policy's, the step, and the evaluation after it."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 from memplan.engine.build import build_ledger
@@ -56,22 +56,25 @@ def rank_class(recipe: Recipe, stage: int = 0) -> RankClass:
 
 
 def leading_classes(recipe: Recipe) -> tuple[RankClass, ...]:
-    """Of the stages of Megatron's pipeline that differ in the micro-batches that wait alone, the first, in which the
-    most do: a stage enters the ledger as the first, as the last, and by its chunks. All that a search has to price."""
+    """Of a pipeline's stages that differ in the micro-batches that wait alone, the first, in which the most do: a stage
+    enters the ledger as the first, as the last, and by its layers. All that a search has to price."""
     classes = rank_classes(recipe)
-    if not recipe.in_megatron or len(classes) == 1:
-        return classes
+    found: dict[Hashable, RankClass] = {}
+    for each in classes if len(classes) > 1 else ():
+        degrees = each.recipe.parallel
+        layers = _chunks(each.recipe) if recipe.in_megatron else (each.recipe.model,)
+        found.setdefault((degrees.first, degrees.last, *layers), each)
+    return tuple(found.values()) or classes
+
+
+def _chunks(recipe: Recipe) -> Iterator[Hashable]:
+    """What a stage of Megatron's has of each model."""
     from memplan.engine.megatron.stages import chunks_of  # of an engine that most jobs never load
 
-    found: dict[Hashable, RankClass] = {}
     batches, again = recipe.batch.accumulation, recipe.checkpointing.layers
-    for each in classes:
-        degrees = each.recipe.parallel
-        specs = (recipe.model, *(model.spec for model in recipe.others.residents))
-        chunks = [chunks_of(spec, degrees, recipe.megatron, batches, again) for spec in specs]
-        name = (degrees.first, degrees.last, *(chunk._replace(in_flight=0) for of in chunks for chunk in of))
-        found.setdefault(name, each)
-    return tuple(found.values())
+    for spec in (recipe.model, *(model.spec for model in recipe.others.residents)):
+        for chunk in chunks_of(spec, recipe.parallel, recipe.megatron, batches, again):
+            yield chunk._replace(in_flight=0)
 
 
 def _of_rank(recipe: Recipe) -> Recipe:
