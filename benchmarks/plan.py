@@ -1,7 +1,8 @@
 """The planner's speed: whole commands, cold, in CPU seconds; and plans priced per second, memory alone, and memory
 and cost together.
 
-``--check`` exits with 1 where a bound is missed: 8 GPUs within 1.5 s, 1,024 within 4 s, 5,000 plans a second on a core.
+``--check`` exits with 1 where a bound is missed: 8 GPUs within 1.5 s, 1,024 within 4 s, 100,000 within 5 s, a question
+within 10 s, 5,000 plans a second on a core.
 """
 
 import argparse
@@ -31,6 +32,14 @@ COMMANDS = (
         "llama-3.1-405b --method sft --gpu h100-80gb --num-gpus 1024 --global-batch-size 1024",
         4.0,
     ),
+    ("SFT, DeepSeek-V3, 1,024", "deepseek-v3 --method sft --gpu h100-80gb --num-gpus 1024", 4.0),
+    (
+        "DPO, 8B, 100,000 × H100",
+        "llama-3.1-8b --method dpo --gpu h100-80gb --num-gpus 100000 --global-batch-size 100000",
+        5.0,
+    ),
+    ("DPO, 70B, the fewest GPUs", "llama-3.1-70b --method dpo --gpu h100-80gb --num-gpus 64 --min-gpus", 10.0),
+    ("DPO, gemma-3n, 8 × H100", "gemma-3n-e4b --method dpo --gpu h100-80gb --num-gpus 8", 1.5),
     ("KTO, 9B, 8 × A100 40 GB", "gemma-2-9b --method kto --gpu a100-40gb --num-gpus 8 --sequence-length 8192", 8.0),
 )
 PER_SECOND = 5000

@@ -4,8 +4,8 @@ The speed of every candidate is known before its memory is, so the first ones th
 are proven, and nothing else, rule a candidate out without its price (tests/test_plan_order.py): a smaller micro-batch
 of the same group that did not fit, as memory grows with the batch; no larger a one of a group that holds no more
 (``under``); and what a part of its rows comes to (``least``). So once a candidate of a layout was priced and did not
-fit, the smallest batch of each further group of it, and of the leaner one, is priced first; where the last bound ruled
-out many of them (``PATIENCE``), it is asked of these first. Layouts whose model states
+fit, the smallest batch of each further group of it, and of the leaner one, is priced first until one of these fits;
+where the last bound ruled out many of them (``PATIENCE``), it is asked of these first. Layouts whose model states
 alone are too large are left out before (``candidates.Floors``). Of those that the last bound rules out, ``nearest``
 finds which miss by least."""
 
@@ -112,7 +112,10 @@ def best(
         for first in (smallest.get(group) for group in (each.under, each.group)):
             if first is None or first is each or is_blocked(first):
                 continue
-            if each.layout in tight or (in_vain[each.layout] >= PATIENCE and missing(first) > 0):
+            if each.layout in tight:
+                if fitting(first) is not None:  # no more of them, until another is priced and does not fit
+                    tight.discard(each.layout)
+            elif in_vain[each.layout] >= PATIENCE and missing(first) > 0:
                 fitting(first)
             elif in_vain[each.layout] >= PATIENCE:
                 in_vain[each.layout] = -len(ordered)  # never again
