@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memplan.engine.allocator.events import slack_of
 from memplan.engine.allocator.reserved import Band, Seek, Unplayed, reserved_band
 from memplan.engine.ledger import Ledger
-from memplan.engine.totals import Totalled
+from memplan.engine.sums import Totalled
 from memplan.report import Reserved, Verdict
 from memplan.spec.gpu import Gpu
 from memplan.spec.groups import Provenance

@@ -8,7 +8,7 @@ from memplan.engine.ledger import Ledger, Row
 from memplan.engine.phases.first_step import FIRST, first_step_totals
 from memplan.engine.phases.registry import FIRST_STEP, PhaseSums, ledger_of_phase, sums_of_phases
 from memplan.engine.step_and_evaluation import EVALUATE, EVALUATION
-from memplan.engine.totals import Totalled
+from memplan.engine.sums import Totalled
 from memplan.meters import Totals
 from memplan.report import Bytes, Crossing, Instant, LedgerRow, Moment
 from memplan.spec.recipe import Recipe

@@ -8,7 +8,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.phases.first_step import first_step_totals
 from memplan.engine.phases.registry import FIRST_STEP
 from memplan.engine.ranks import RankClass, leading_classes, ledger_of, rank_classes, totals_of_rank
-from memplan.engine.totals import Totalled
+from memplan.engine.sums import Totalled
 from memplan.meters import Totals, measure, with_play
 from memplan.moments import Beside, beside, most_of, phase_of
 from memplan.rollout.instants import GENERATE

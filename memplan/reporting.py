@@ -7,7 +7,7 @@ from memplan.engine.allocator.reserved import Band, Play
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.ranks import trained_elements
-from memplan.engine.totals import Totalled
+from memplan.engine.sums import Totalled
 from memplan.generated import Engine, Host, as_engine
 from memplan.meters import Totals, judge
 from memplan.moments import LedgerRows, engine_row, first_crossing, moments_of, most_of

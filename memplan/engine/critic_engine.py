@@ -12,7 +12,8 @@ from memplan.engine.build import SECTIONS, Parts, build_ledger
 from memplan.engine.critic import NAME
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.step_and_evaluation import JoinedTotals
-from memplan.engine.totals import Totalled, states_alone, totalled
+from memplan.engine.sums import Totalled
+from memplan.engine.totals import states_alone, totalled
 from memplan.spec.groups import Loss, OtherModels
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS

@@ -10,8 +10,9 @@ from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic_engine import has_critic_engine, parted
 from memplan.engine.host_copies import locked
 from memplan.engine.ledger import NO_ROW, Entry
+from memplan.engine.sums import Adding
 from memplan.engine.tensors import Weight
-from memplan.engine.totals import Adding, remembered
+from memplan.engine.totals import remembered
 from memplan.spec.generation import Away, Generator
 from memplan.spec.recipe import Recipe
 

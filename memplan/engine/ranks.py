@@ -9,8 +9,9 @@ from memplan.engine.critic_engine import critic_and_policy, critic_and_policy_to
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.tensor import part_of
 from memplan.engine.step_and_evaluation import Joined, JoinedTotals, evaluation_of
+from memplan.engine.sums import Totalled
 from memplan.engine.tensors import count, model_weights
-from memplan.engine.totals import Totalled, totalled
+from memplan.engine.totals import totalled
 from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div

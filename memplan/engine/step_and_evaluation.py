@@ -3,7 +3,7 @@
 from collections import Counter
 
 from memplan.engine.ledger import Ledger, Row
-from memplan.engine.totals import Totalled
+from memplan.engine.sums import Totalled
 from memplan.spec.recipe import Recipe
 
 EVALUATION = "evaluation"

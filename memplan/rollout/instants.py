@@ -12,7 +12,8 @@ from memplan.engine.held_states import Held, away_in_sync, held_states
 from memplan.engine.ledger import Ledger
 from memplan.engine.phases.registry import between_steps
 from memplan.engine.step_and_evaluation import EVALUATION
-from memplan.engine.totals import Totalled, totalled
+from memplan.engine.sums import Totalled
+from memplan.engine.totals import totalled
 from memplan.meters import Totals
 from memplan.spec.generation import Away, Generator
 from memplan.spec.recipe import Recipe

@@ -15,8 +15,8 @@ from memplan.engine.generation.figures import Figures, engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.overhead import context_bytes
 from memplan.engine.phases.parts import units
+from memplan.engine.sums import Totalled
 from memplan.engine.tensors import model_weights
-from memplan.engine.totals import Totalled
 from memplan.errors import InvalidJob
 from memplan.generated import Engine, Process, Together, as_engine
 from memplan.meters import Totals

@@ -17,7 +17,8 @@ from memplan.engine.ledger import ACCUMULATED, Ledger, Row
 from memplan.engine.phases.first_step import first_step
 from memplan.engine.phases.parts import NODE
 from memplan.engine.step_and_evaluation import Joined
-from memplan.engine.totals import Adding, Totalled, remembered
+from memplan.engine.sums import Adding, Totalled
+from memplan.engine.totals import remembered
 from memplan.spec.recipe import Recipe
 
 FIRST_STEP = "first-step"
