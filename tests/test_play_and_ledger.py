@@ -19,6 +19,13 @@ JOBS: dict[str, dict[str, Any]] = {
     "stage 3 gathers the trained copy alone": {"sharding": "zero3", "lora": QV | {"modules_to_save": ["lm_head"]}},
     "a tail that the batch before left": {"sharding": "fsdp2", "trainer": "trl", "eval_batch_size": 1},
     "two forwards, one backward": {"sharding": "fsdp", "method": "cpo", "pair_pass": "two-forward"},
+    "two forwards beside gradients that wait": {
+        "sharding": "fsdp2",
+        "method": "cpo",
+        "pair_pass": "two-forward",
+        "gradient_accumulation_steps": 4,
+        "sync_each_batch": False,
+    },
     "gathered behind the first adapter": {
         "sharding": "fsdp",
         "trainer": "trl",

@@ -67,6 +67,21 @@ class BoxTape(PlayTape):
         self.notes: list[tuple[int, Key]] = []
         self.micro_step = 0
         self.in_place = True
+        self.awaits: dict[Node, int] = {}
+        """Gradients that are to come to a parameter in one backward, or in one of each of two forwards."""
+        self.waits: set[Node] = set()
+
+    def is_new(self, param: Param) -> bool:
+        """Whether a gradient stands beside what is there: another is added in place, one tensor after another."""
+        node = param.node
+        assert node is not None
+        self.awaits[node] -= 1
+        first = node not in self.waits
+        self.waits.add(node)
+        if not self.awaits[node]:
+            self.waits.discard(node)
+            return first and param not in self.stored
+        return first
 
     def note(self, name: str, what: str, place: int = 0) -> None:
         """Something begins."""
@@ -171,14 +186,15 @@ class BoxRun:
             return y
         for param in params:
             param.node = param.node or Accumulate(self.tape, param)
+            self.tape.awaits[param.node] = self.tape.awaits.get(param.node, 0) + 1
         inputs = [x, *(others or [])]
 
         def backward(tape: Tape, grads: list[Tensor | None]) -> list[Tensor | None]:
             self._note(what, place)
             label = "whole gradients of the tower's blocks" if what.startswith("tower") else "whole gradients of layers"
             label = WEIGHTS[1] if what.startswith(("head", "embedding")) else label
-            sizes = [(NOTHING if param in self.tape.stored else param.dim, param.itemsize) for param in params]
-            made = [tape.new(*size, label, category="gradients") for size in sizes]  # or added to others one by one
+            sizes = [(param.dim if self.tape.is_new(param) else NOTHING, param.itemsize) for param in params]
+            made = [tape.new(*size, label, category="gradients") for size in sizes]
             return [*grads * len(inputs), *made]
 
         y.node = Node(self.tape, [each.edge for each in (*inputs, *params)], (), backward)
@@ -194,7 +210,8 @@ def _back(tape: BoxTape, runs: list[BoxRun]) -> None:
     node = Node(tape, [(start, 0) for start in starts], (), lambda t, grads: [grads[0]] * len(starts))
     starts.clear()
     name = runs[0].half.name
-    tape.note(runs[-1].half.name, "begins-backward")
+    for run in reversed(runs):
+        tape.note(run.half.name, "begins-backward")
     runs[-1].hooks.backward_begins()
     tape.backward(node, [tape.gradient((NOTHING, 1), "")])
     tape.note(name, "reduce")

@@ -1,6 +1,7 @@
 """What FSDP's hooks hold at the instants of a pass: at its peak while a box runs, or before and after it, where less of
 the box itself is alive. Bytes beside the rows of the passes."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
@@ -29,14 +30,15 @@ class Halves:
     """The moments of a pass in one micro-step."""
 
     def __init__(
-        self, moments: Moments, traced: TracedPass, micro_step: int, units: Sequence[Unit], counts: bool
+        self, moments: Moments, traced: TracedPass, micro_step: int, units: Sequence[Unit], back: bool
     ) -> None:
         self.moments, self.traced, self.micro_step, self.units = moments, traced, micro_step, units
-        self.counts = counts
-        """The pass has rows for gradients of weights outside the layers."""
         self.name, self.layers, self.saved = traced.plan.name, traced.layers, traced.saved_before
         self.embedded = traced.layers[0].boundary
         """The embedding's output, while the first layer is gathered; nothing where more is there before."""
+        begins = moments.get(Key(micro_step, self.name, "begins-backward")) or NO_MOMENT
+        self.there = begins.made if back else sys.maxsize
+        """Gradients of weights outside the layers that no row of the pass counts: they have waited."""
 
     def comes(self, what: str, place: int = 0) -> bool:
         """Whether it comes to a moment."""
@@ -45,13 +47,14 @@ class Halves:
     def at(self, what: str, place: int = 0) -> Moment:
         """A moment; nothing where it does not come."""
         found = self.moments.get(Key(self.micro_step, self.name, what, place)) or NO_MOMENT
-        if not (self.counts and found.most_made):
+        if found.most_made <= self.there:
             return found
-        return found._replace(inside=found.inside - found.made, most=found.most - found.most_made)
+        made, most_made = max(0, found.made - self.there), found.most_made - self.there
+        return found._replace(inside=found.inside - made, most=found.most - most_made)
 
     def _held(self, total: int, things: Things, met: int = 0) -> Held:
         """``met``: of another graph's gradients that wait, those that rows of the layer count."""
-        counted = {WEIGHTS: things.get(WEIGHTS, 0)} if self.counts else {}
+        counted = {WEIGHTS: max(0, things.get(WEIGHTS, 0) - self.there)}
         return Held(total, things, counted | dict.fromkeys((GRADIENTS, FLAT), met) if met else counted)
 
     # -- forward ------------------------------------------------------------------------------------------------------

@@ -67,10 +67,10 @@ def _fullest(question: Question, passes: list[Stage]) -> Iterator[tuple[str, Thi
     """(instant, what is there, of it the embedding's output) in the micro-step in which that is most."""
     moments, units = moments_of(question), [sizes.unit for sizes in question.policy.layers]
     for traced, point in passes:
-        counts, most = point == "backward" and traced.plan.gradients != "add", dict[str, tuple[Held, int]]()
+        most, back = dict[str, tuple[Held, int]](), point == "backward"
         for number in range(question.micro_steps):
-            half = Halves(moments, traced, number, units, counts)
-            for each, held in half.forward() if point == "forward" else half.backward() if point == "backward" else ():
+            half = Halves(moments, traced, number, units, back)
+            for each, held in half.backward() if back else half.forward() if point == "forward" else ():
                 if each not in most or held.total > most[each][0].total:
                     most[each] = held, half.embedded
         for each, (held, output) in most.items():
