@@ -97,8 +97,9 @@ def test_modelopt_lists_the_format_of_each_linear(tmp_path: Path) -> None:
     assert found == pytest.approx(saved(("mlp", 9 / 16, 0)) + saved(("self_attn", 1, 0), layers=1), rel=1e-3)
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": section}))
     assert held(QWEN) - held(folder(tmp_path, QWEN, None)) == found
-    unknown = {"model.layers.0.mlp.up_proj": {"quant_algo": "W1A1"}}
-    assert stored("modelopt", {**section, "quantized_layers": unknown}, QWEN) == Stored("modelopt")
+    for path, algorithm in (("model.layers.0.mlp.up_proj", "W1A1"), ("model.layers.*.mlp.up_proj", "FP8")):
+        unknown: dict[Any, Any] = {**listed, path: {"quant_algo": algorithm}, 3: None}
+        assert stored("modelopt", {**section, "quantized_layers": unknown}, QWEN) == Stored("modelopt")
 
 
 @pytest.mark.parametrize("header", [False, True])

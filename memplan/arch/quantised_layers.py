@@ -27,6 +27,8 @@ SUFFIXES = {
     **dict.fromkeys(("weight_packed", "weight_scale", "qweight"), ""),
 }
 """Of the tensors that a quantised linear has, the most telling first: its format; empty: that of the config."""
+UNNUMBERED = re.compile(r"\.layers\.\D")
+"""A path of every layer at once."""
 ENDS = re.compile(r"\.(weight|bias|" + "|".join(SUFFIXES) + ")$")
 TENSORS = "names of tensors"
 """Key of a section: the checkpoint's, from the index or the header beside its config."""
@@ -39,7 +41,7 @@ def listed(section: Mapping[str, object]) -> Forms | None:
     found = section.get("quantized_layers")
     if not isinstance(found, Mapping) or not found:
         return None
-    told = {path: each.get("quant_algo") for path, each in found.items() if isinstance(each, Mapping)}
+    told = {str(path): each.get("quant_algo") for path, each in found.items() if isinstance(each, Mapping)}
     return {path: ALGORITHMS.get(str(each), "") for path, each in told.items() if each != "UNQUANTIZED"}
 
 
@@ -51,7 +53,7 @@ def by_suffix(names: Iterable[str], method: str, scheme: str) -> Forms:
         ends.setdefault(path, set()).add(end)
     own = scheme or method
     alone = own if scheme.endswith(("8", "s")) else f"{method} fp8" if method != "fp8" else own
-    found = {path: next((each for each in SUFFIXES if each in ends), "") for path, ends in ends.items()}
+    found = {path: next((each for each in SUFFIXES if each in its), "") for path, its in ends.items()}
     return {path: SUFFIXES[end] or (alone if end == "weight_scale" else own) for path, end in found.items() if end}
 
 
@@ -77,6 +79,8 @@ def stored_by_path(forms: Forms, count: int, group: int, names: Iterable[str] = 
     layers: dict[int, dict[str, str]] = {number: {} for number in range(count)}
     linears, drafts = cache(linears_in), False
     for path, form in forms.items():
+        if UNNUMBERED.search(path):
+            return None
         number, inner = layer_of(path) or (-1, "")
         drafts |= path.startswith("mtp") or number >= count
         if 0 <= number < count and ".indexer." not in inner:
