@@ -19,8 +19,8 @@ from memplan.report import Rank, Report, plain
 from memplan.spec.recipe import Recipe
 from memplan.tables.categories import stacked
 
-STEP, BESIDE, TOGETHER, PLAYED, MEASURED = "step", "beside", "together", "played", "measured"
-BY_EVENT = (PLAYED, MEASURED)
+STEP, BESIDE, TOGETHER, PLAYED, MEASURED, TRACED = "step", "beside", "together", "played", "measured", "traced"
+BY_EVENT = (PLAYED, MEASURED, TRACED)
 """Curves over requests and frees; the others are over instants."""
 OF_STEP = ("forward", "backward", "step", EVALUATE)
 FINEST = 400

@@ -5,9 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from memplan.render.svg import HEIGHT, Scale, gib_ticks
+from memplan.render.svg import Scale, gib_ticks
+from memplan.render.timeline_svg import GAP, HEAD, PANEL
 from memplan.tables.categories import stacked
-from memplan.trace.result import Phase, Point, Trace, thinned, timeline_svg
+from memplan.trace.result import Phase, Point, Trace, timeline_svg
 from memplan.units import GiB
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,7 +43,7 @@ def texts(svg: str) -> list[str]:
 
 def test_peak_axes_phases_and_categories_are_named() -> None:
     shown = texts(timeline_svg(made_up()))
-    assert {"peak 7.00 GiB", "mul <&> in model.layers.1.mlp", "GiB", "first step", "second step"} <= set(shown)
+    assert {"peak 7.00 GiB", "mul <&> in model.layers.1.mlp", "GiB", "first forward"} <= set(shown)
     assert {"forward", "backward", "activations", "optimizer states", "unheard of", "4.00 GiB"} <= set(shown)
     assert "sft with adamw, 1.00 B parameters on 8 GPUs, fsdp2: rank 0" in shown
 
@@ -50,7 +51,7 @@ def test_peak_axes_phases_and_categories_are_named() -> None:
 def test_areas_are_stacked_to_what_is_allocated() -> None:
     areas = list(ElementTree.fromstring(timeline_svg(made_up())).iter(f"{SVG}polygon"))
     assert len(areas) == len(stacked({name for each in POINTS for name in each.by_category})) == 4
-    scale = Scale(POINTS[-1].event, gib_ticks(7 * GiB)[-1] * GiB)
+    scale = Scale(POINTS[-1].event, gib_ticks(7 * GiB)[-1] * GiB, HEAD + GAP, HEAD + GAP + PANEL)
     upper = areas[-1].attrib["points"].split()[: len(POINTS)]
     assert upper == [f"{scale.x(each.event)},{scale.y(each.allocated_bytes)}" for each in POINTS]
 
@@ -67,12 +68,14 @@ def test_ticks_reach_beyond_the_largest_and_are_few(largest: int) -> None:
     assert 4 <= len(ticks) <= 10
     assert ticks[0] == 0
     assert ticks[-1] * GiB > largest
-    assert Scale(1, ticks[-1] * GiB).y(largest) < HEIGHT
+    assert 10 < Scale(1, ticks[-1] * GiB, 10, 270).y(largest) < 270
 
 
-def test_thinning_keeps_the_largest_and_both_ends() -> None:
-    points = tuple(point(event, "forward", parameters=(event * 37) % 101 + 1) for event in range(1000))
-    kept = thinned(points, 50)
-    assert len(kept) <= 52
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert max(each.allocated_bytes for each in kept) == 101
+def test_a_long_timeline_is_thinned_and_keeps_its_largest() -> None:
+    points = [point(at, "forward", parameters=GiB + (at * 37) % 1001) for at in range(1000)]
+    points[501] = point(501, "forward", parameters=7 * GiB)
+    areas = ElementTree.fromstring(timeline_svg(made_up(tuple(points)))).iter(f"{SVG}polygon")
+    heights = [float(corner.split(",")[1]) for area in areas for corner in area.attrib["points"].split()]
+    scale = Scale(999, gib_ticks(7 * GiB)[-1] * GiB, HEAD + GAP, HEAD + GAP + PANEL)
+    assert len(heights) <= 2 * 200
+    assert min(heights) == scale.y(7 * GiB)

@@ -101,12 +101,13 @@ def check_all(
     others: bool = True,
     advise: bool = True,
     play: Play = None,
+    fresh: bool = True,
 ) -> list[Checked]:
     """One file under the options: an answer for each training in it, one at least. ``others``: a file that is no
     training config is an error, in place of being skipped. ``advise``: a remedy is looked for, which takes a second or
-    more a file that does not fit. ``play``: as of ``build_report``. Raises UsageError where no card is named; what is
-    wrong with a file is returned."""
-    found = _guarded(path, lambda: list(documents_of(path)))
+    more a file that does not fit. ``play``: of ``build_report``; ``fresh``: of ``documents_of``. Raises UsageError with
+    no card named; what is wrong with a file is returned."""
+    found = _guarded(path, lambda: list(documents_of(path, fresh)))
     document = None if isinstance(found, Checked) else found[0]
     if not others and os.path.isfile(path) and not is_training(path, document):
         return [Checked(path, "skipped", NO_CONFIG)]

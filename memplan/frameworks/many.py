@@ -12,7 +12,7 @@ from memplan.engine.allocator.reserved import Play
 from memplan.errors import EXIT_USAGE
 from memplan.frameworks.checking import NO_CONFIG, Checked, check_all
 from memplan.frameworks.folders import files_of, is_training, may_train
-from memplan.frameworks.starters import texts_of
+from memplan.frameworks.programs.follow import forget
 from memplan.units import ceil_div
 
 File = tuple[str, bool]
@@ -42,7 +42,7 @@ def check_many(
     """The answers of files, and of what lies in folders. ``others``: a file that is no training config is an error, in
     place of being skipped; of a folder it is told with its like. ``processes``: as many at most. ``play``: True
     asks for the least that each job needs; None: steps are played, of many files only of jobs not sure to fit."""
-    texts_of.cache_clear()  # a project's, which its files share
+    forget()  # what files share of a project is read once
     folders = {path: files_of(path) for path in paths if os.path.isdir(path)}
     kept = {os.path.normpath(path) for path in beside}
     within = {path: [name for name in names if name not in kept] for path, (names, _) in folders.items()}
@@ -90,7 +90,7 @@ def cores() -> int:
 def _answers(
     options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool, play: Play, file: File
 ) -> list[Checked]:
-    return check_all(file[0], options, beside, framework, file[1], advise, play)
+    return check_all(file[0], options, beside, framework, file[1], advise, play, fresh=False)
 
 
 def _by_several(work: Callable[[File], list[Checked]], files: Sequence[File], processes: int) -> list[list[Checked]]:

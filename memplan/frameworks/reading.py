@@ -24,7 +24,7 @@ from memplan.frameworks.local_models import settle_model
 from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.programs.follow import forget
 from memplan.frameworks.registry import find_framework, frameworks
-from memplan.frameworks.starters import starter_of, texts_of
+from memplan.frameworks.starters import starter_of
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
 from memplan.spec.reading import JobInput, Unread, build_job, merged, normalise, unanswered, with_numbers, without
@@ -96,11 +96,13 @@ def _as_it_stands(document: Document, options: Mapping[str, Any], beside: Sequen
     return read_documents([(document, row), *(_beside(path) for path in beside)], options)
 
 
-def documents_of(path: str) -> tuple[Document, ...]:
-    """The file, or of a script each of its trainings; of ``train.sh:40`` the one in that line.
+def documents_of(path: str, fresh: bool = True) -> tuple[Document, ...]:
+    """The file, or of a script each of its trainings; of ``train.sh:40`` the one in that line. ``fresh``: its project
+    is read anew, in place of what a call of many files keeps of it.
 
     Raises UsageError where it does not exist or cannot be read."""
-    forget()
+    if fresh:
+        forget()
     place = _place(path)
     if place:
         return (the_part(open_document(place[0]), place[1]),)
@@ -142,7 +144,6 @@ def _place(name: str) -> tuple[str, int] | None:
 def _document(model: str) -> Document | None:
     """The file that MODEL names, or the command line that it is; None for a model's or a preset's name."""
     forget()
-    texts_of.cache_clear()
     place = _place(model)
     if os.path.isfile(model) or place:
         path, line = place or (model, 0)

@@ -23,8 +23,8 @@ from memplan.frameworks.slurm import slurm_variables
 
 MAX_STEPS = 30_000
 """Commands, and arms of conditions, that are gone through."""
-MAX_TURNS = 200
-"""Turns of one loop over arguments."""
+MAX_TURNS, MOST_KEPT = 200, 512
+"""Turns of one loop over arguments; scripts of a project whose commands are kept: each of its files asks for them."""
 TERMINALS = ("tmux", "screen")
 OWN_NAME = re.compile(r"\$(0|\{0\}|\{?BASH_SOURCE)")
 OWN_WORD = re.compile(r"\"?\$(0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(\[0\])?\})\"?")
@@ -46,7 +46,7 @@ def run_script(text: str, path: str, given: Given | None = None) -> Script:
     return gone_through(text, path, given, os.getcwd())
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=MOST_KEPT)
 def gone_through(text: str, path: str, given: Given | None, folder: str) -> Script:
     """The same, in a working directory."""
     running = _Running(path)

@@ -58,13 +58,12 @@ def ink(category: str) -> Ink:
     return PALETTE.get(category, OTHER)
 
 
-WIDTH, HEIGHT = 1100, 560
-LEFT, RIGHT, TOP, BOTTOM = 68, 258, 64, 70
+WIDTH, LEFT, RIGHT = 1100, 68, 258
 LETTER = 6.6
 """Pixels of a letter of the small text, about."""
 STYLE = """
   .ground { fill: #ffffff } .ink { fill: #1f2933 } .faint { fill: #52606d } .grid { stroke: #d9dfe5 }
-  .axis { stroke: #7b8794 } .step { fill: #7b8794; fill-opacity: .08 } .mark { stroke: #1f2933; fill: #ffffff }
+  .axis { stroke: #7b8794 } .mark { stroke: #1f2933; fill: #ffffff }
   .plate { fill: #ffffff; fill-opacity: .86 } .limit { stroke: #b3261e; stroke-width: 2 }
   .held { stroke: #1f2933; fill: none } .room { fill: #e4e9ee } .over { fill: #b3261e } .tip { fill: transparent }
   text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "PingFang SC",
@@ -72,7 +71,7 @@ STYLE = """
   .title { font-size: 17px; font-weight: 600 } .small { font-size: 12px } .bold { font-weight: 600 }
   @media (prefers-color-scheme: dark) {
     .ground { fill: #12181f } .ink { fill: #e4e9ee } .faint { fill: #9fb0c0 } .grid { stroke: #2c3743 }
-    .axis { stroke: #7b8794 } .step { fill: #9fb0c0; fill-opacity: .08 } .mark { stroke: #e4e9ee; fill: #12181f }
+    .axis { stroke: #7b8794 } .mark { stroke: #e4e9ee; fill: #12181f }
     .plate { fill: #12181f; fill-opacity: .86 } .limit { stroke: #f2b8b5 } .held { stroke: #e4e9ee; fill: none }
     .room { fill: #2c3743 } .over { fill: #f2b8b5 }
   }
@@ -89,8 +88,8 @@ class Scale(NamedTuple):
     """Places from the left edge to the right one."""
     top: float
     """Bytes at the upper edge."""
-    upper: int = TOP
-    lower: int = HEIGHT - BOTTOM
+    upper: int
+    lower: int
 
     def x(self, event: float) -> float:
         """The pixel of a place."""

@@ -11,7 +11,7 @@ from memplan.render.estimate_view import answer_blocks
 from memplan.render.svg import LEFT, RIGHT, WIDTH, Column, Scale
 from memplan.report import Report, Verdict
 from memplan.tables.categories import stacked
-from memplan.timeline import BY_EVENT, MEASURED, PLAYED, STEP, TOGETHER, Curve, Point, Timeline
+from memplan.timeline import BY_EVENT, MEASURED, PLAYED, STEP, TOGETHER, TRACED, Curve, Point, Timeline
 from memplan.units import GiB, format_bytes
 
 HEAD, BAR, PANEL, NAMES, PHASES = 66, 62, 270, 136, 34
@@ -24,6 +24,7 @@ TITLES = {
     STEP: "allocated at each instant of the step, {name}",
     TOGETHER: "trainer and engine on one card, at each instant of a step",
     MEASURED: "allocated as it was measured, request by request; the line is what the allocator held",
+    TRACED: "allocated over two traced steps, request by request; the first makes the optimizer's states",
     PLAYED: "allocated as the step is played, request by request; the line is what the allocator holds",
 }
 ANGLE = 38
@@ -93,7 +94,8 @@ def panel(curve: Curve, found: Timeline, top: int) -> Iterator[str]:
     yield from svg.areas(columns, seen, scale)
     yield svg.axis(scale)
     if curve.kind in BY_EVENT:
-        yield _outline([(point.event or 0, point.reserved_bytes or 0) for point in curve.points], scale)
+        if curve.kind != TRACED:  # without an allocator
+            yield _outline([(point.event or 0, point.reserved_bytes or 0) for point in curve.points], scale)
         yield from _phases(curve.points, scale)
     else:
         yield from _names(curve.points, scale)

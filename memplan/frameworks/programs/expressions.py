@@ -15,7 +15,7 @@ from memplan.frameworks.programs.operators import (
     tame,
     written,
 )
-from memplan.frameworks.programs.tracing import Tracing
+from memplan.frameworks.programs.tracing import Tracing, handler_of
 from memplan.frameworks.programs.values import (
     LEFT_OUT,
     MAX_TEXT,
@@ -51,7 +51,7 @@ class Expressions(Tracing):
         self.step(node)
         if isinstance(node, ast.Constant):
             return node.value if is_plain(node.value) else self.unknown(node)
-        handler = getattr(self, f"_{type(node).__name__.lower()}", None)
+        handler = getattr(self, handler_of(type(node)), None)
         self.frame = frame
         value = handler(node, frame) if handler else self.unknown(node)
         self.frame = frame

@@ -16,6 +16,7 @@ from memplan.frameworks.programs.files import Files
 from memplan.frameworks.programs.run import Known, Run
 from memplan.frameworks.programs.text import program_of
 from memplan.frameworks.programs.values import Thing
+from memplan.frameworks.starters import texts_of
 from memplan.gpus import find_gpu
 
 MAKES = re.compile(r"Trainer\(")
@@ -75,7 +76,7 @@ class _Held:
 def forget() -> None:
     """Programs and scripts are gone through anew, and their projects looked for: files beside them, and those that they
     start, may have changed."""
-    for kept in (_cached, scripts.gone_through, pinned.pins_of):
+    for kept in (_cached, scripts.gone_through, pinned.pins_of, texts_of):
         kept.cache_clear()
     sourced.forget()
 

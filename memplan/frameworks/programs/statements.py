@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.frameworks.programs.expressions import Expressions
 from memplan.frameworks.programs.operators import joined, written
+from memplan.frameworks.programs.tracing import handler_of
 from memplan.frameworks.programs.values import Frame, Method, Place, Ref, Unknown, root_of, truth
 
 UNROLLED = (40, 20, 4)
@@ -38,7 +39,7 @@ class Statements(Expressions):
         """Statements in their order; how they end."""
         for node in body:
             self.step(node)
-            handler = getattr(self, f"_{type(node).__name__.lower()}", None)
+            handler = getattr(self, handler_of(type(node)), None)
             ended = handler(node, frame) if handler is not None else GOES_ON
             if ended:
                 return int(ended)

@@ -1,6 +1,7 @@
 """Where the values of a program stand, and what those come from that nobody knows."""
 
 import ast
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,12 @@ from memplan.tables.trainers import newest_read
 
 LOOKED_AT = 24
 """Parts of an expression that are looked at for what it comes from."""
+
+
+@cache
+def handler_of(kind: type[ast.AST]) -> str:
+    """The name of the method that goes through nodes of a kind."""
+    return f"_{kind.__name__.lower()}"
 
 
 class Tracing:
@@ -61,13 +68,23 @@ class Tracing:
 
     def _root(self, node: ast.AST) -> str:
         """What an expression comes from: the first of its names that comes from something."""
-        for each in islice(ast.walk(node), LOOKED_AT):
-            owner, name = (each.value, each.attr) if isinstance(each, ast.Attribute) else (each, "")
+        for owner, name in _named(node):
             try:
-                value = self.frame.find(owner.id) if isinstance(owner, ast.Name) else None
+                value = self.frame.find(owner)
             except KeyError:
                 continue
             root = root_of(value.values.get(name) if name and isinstance(value, Thing) else value)
             if root:
                 return root
         return ""
+
+
+def _named(node: ast.AST) -> list[tuple[str, str]]:
+    """Names among the first parts of an expression, and their attributes; kept with it, which is met many times."""
+    kept: list[tuple[str, str]] | None = getattr(node, "memplan_named", None)
+    if kept is None:
+        parts = islice(ast.walk(node), LOOKED_AT)
+        pairs = ((each.value, each.attr) if isinstance(each, ast.Attribute) else (each, "") for each in parts)
+        kept = [(owner.id, name) for owner, name in pairs if isinstance(owner, ast.Name)]
+        node.memplan_named = kept  # type: ignore[attr-defined]
+    return kept
