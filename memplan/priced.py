@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.engine.allocator.reserved import SURELY_FITS, Band, Seek
+from memplan.engine.allocator.reserved import BY_BOUND, Band, Seek
 from memplan.engine.ledger import Ledger
 from memplan.engine.phases.first_step import first_step_totals
 from memplan.engine.phases.registry import FIRST_STEP
@@ -110,14 +110,15 @@ SURE = 0.95
 over ten times what the fullest of 1,700 drawn plays needed beyond its band (``reserved.STAGED``)."""
 
 
-def surely(priced: list[Priced]) -> list[Priced]:
-    """With the high figure above every play, the class with the highest first, where all of them surely fit the card;
-    else none."""
+def by_bound(priced: list[Priced]) -> list[Priced]:
+    """With the high figure above every play, the class with the highest first, where all of them surely fit the card,
+    or the job is unclear and no play would tell; else none."""
     found = []
     for each in priced:
         gpu, margin = each.of.recipe.hardware.gpu, each.of.recipe.hardware.margin
         most = _measured(each.of, each.ledger, True)
-        if gpu is None or most.to_fit.high > SURE * (1 - margin) * gpu.usable_bytes:
+        unclear = bool(each.of.recipe.provenance.unclear)
+        if gpu is None or not (unclear or most.to_fit.high <= SURE * (1 - margin) * gpu.usable_bytes):
             return []
-        found.append(most._replace(meters=most.meters._replace(why_not=SURELY_FITS)))
+        found.append(most._replace(meters=most.meters._replace(why_not=BY_BOUND)))
     return sorted(found, key=lambda each: -each.to_fit.high)

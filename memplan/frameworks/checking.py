@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from memplan.engine.allocator.reserved import SURELY_FITS, Play
+from memplan.engine.allocator.reserved import BY_BOUND, Play
 from memplan.errors import (
     EXIT_BUG,
     EXIT_DOES_NOT_FIT,
@@ -230,7 +230,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     """What is said of a file that was read."""
     assert report.verdict is not None
     verdict, device = report.verdict, report.per_gpu.device_bytes
-    bound = report.per_gpu.reserved_bytes.why_not_played == SURELY_FITS
+    bound = report.per_gpu.reserved_bytes.why_not_played == BY_BOUND
     room = verdict.usable_bytes - verdict.high_bytes if bound else verdict.headroom_bytes
     gpus = int(report.job.get("num_gpus") or 1)
     short = f"short by {format_bytes(verdict.missing_bytes)}" if verdict.missing_bytes else "short of memory elsewhere"

@@ -18,8 +18,8 @@ Seek = bool | Literal["fits"]
 only whether it is comfortable on the card, or runs on it."""
 Play = Seek | Literal["unsure"] | None
 """How a report is made (``reporting.build_report``)."""
-SURELY_FITS = "it fits by the most that a play of it may need"
-"""Why no step is played of a job that surely fits (``priced.surely``)."""
+BY_BOUND = "the verdict by the most that a play of it may need is the same"
+"""Why no step is played of a job that surely fits, or is unclear whatever it takes (``priced.by_bound``)."""
 SEGMENT_BYTES = 2 * MiB
 
 

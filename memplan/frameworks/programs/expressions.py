@@ -45,17 +45,17 @@ class Expressions(Tracing):
 
     def evaluate(self, node: ast.AST | None, frame: Frame) -> Any:
         """The value of an expression."""
-        node = node.value if isinstance(node, ast.Await) else node
         if node is None:
             return None
         self.step(node)
-        if isinstance(node, ast.Constant):
-            return node.value if is_plain(node.value) else self.unknown(node)
-        handler = getattr(self, handler_of(type(node)), None)
+        handler = getattr(self, handler_of(type(node).__name__), None)
         self.frame = frame
         value = handler(node, frame) if handler else self.unknown(node)
         self.frame = frame
         return value
+
+    def _await(self, node: ast.Await, frame: Frame) -> Any:
+        return self.evaluate(node.value, frame)
 
     def _name(self, node: ast.Name, frame: Frame) -> Any:
         try:

@@ -39,7 +39,7 @@ class Statements(Expressions):
         """Statements in their order; how they end."""
         for node in body:
             self.step(node)
-            handler = getattr(self, handler_of(type(node)), None)
+            handler = getattr(self, handler_of(type(node).__name__), None)
             ended = handler(node, frame) if handler is not None else GOES_ON
             if ended:
                 return int(ended)

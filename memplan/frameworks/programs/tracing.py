@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.operators import written
-from memplan.frameworks.programs.values import Frame, Function, Place, Ref, Thing, Unknown, root_of
+from memplan.frameworks.programs.values import Frame, Function, Place, Ref, Thing, Unknown, is_plain, root_of
 from memplan.tables.trainers import newest_read
 
 LOOKED_AT = 24
@@ -15,9 +15,9 @@ LOOKED_AT = 24
 
 
 @cache
-def handler_of(kind: type[ast.AST]) -> str:
-    """The name of the method that goes through nodes of a kind."""
-    return f"_{kind.__name__.lower()}"
+def handler_of(kind: str) -> str:
+    """The name of the method that goes through nodes of this class."""
+    return f"_{kind.lower()}"
 
 
 class Tracing:
@@ -61,6 +61,9 @@ class Tracing:
     def assign(self, target: ast.expr, value: Any, frame: Frame) -> None:
         """Bind a name, an attribute, an element, or several of these."""
         raise NotImplementedError
+
+    def _constant(self, node: ast.Constant, frame: Frame) -> Any:
+        return node.value if is_plain(node.value) else self.unknown(node)
 
     def unknown(self, node: ast.AST, either: tuple[Any, ...] = ()) -> Unknown:
         """That a node's value is not known."""
