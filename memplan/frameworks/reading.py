@@ -97,10 +97,9 @@ def _as_it_stands(document: Document, options: Mapping[str, Any], beside: Sequen
 
 
 def documents_of(path: str, fresh: bool = True) -> tuple[Document, ...]:
-    """The file, or of a script each of its trainings; of ``train.sh:40`` the one in that line. ``fresh``: its project
-    is read anew, in place of what a call of many files keeps of it.
+    """The file, or of a script each of its trainings; of ``train.sh:40`` the one in that line.
 
-    Raises UsageError where it does not exist or cannot be read."""
+    ``fresh``: its project is read anew. Raises UsageError where the file does not exist or cannot be read."""
     if fresh:
         forget()
     place = _place(path)
