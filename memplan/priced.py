@@ -110,6 +110,12 @@ SURE = 0.95
 over ten times what the fullest of 1,700 drawn plays needed beyond its band (``reserved.STAGED``)."""
 
 
+def never(fullest: Priced) -> bool:
+    """Whether the card is too small for the low figure: a play needs no less than what is allocated."""
+    gpu = fullest.of.recipe.hardware.gpu
+    return gpu is not None and fullest.to_fit.low > gpu.usable_bytes
+
+
 def by_bound(priced: list[Priced]) -> list[Priced]:
     """With the high figure above every play, the class with the highest first, where all of them surely fit the card,
     or the job is unclear and no play would tell; else none."""

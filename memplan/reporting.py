@@ -11,7 +11,7 @@ from memplan.engine.sums import Totalled
 from memplan.generated import Engine, Host, as_engine
 from memplan.meters import Totals, judge
 from memplan.moments import LedgerRows, engine_row, first_crossing, moments_of, most_of
-from memplan.priced import Priced, by_bound, played, price
+from memplan.priced import Priced, by_bound, never, played, price
 from memplan.report import (
     SCHEMA_VERSION,
     Bytes,
@@ -110,12 +110,12 @@ def build_report(recipe: Recipe, play: Play = False) -> Report:
 
     ``play``: the reserved meter from the simulated allocator; None: and what the job needs only where it is near the
     card's limit; "fits": and there only whether it fits; "unsure": as None, but none where it surely fits
-    without, or is unclear whatever it takes (``by_bound``); False: from the band that searches take."""
+    without, is unclear whatever it takes (``by_bound``), or never fits; False: from the band that searches take."""
     priced = price(recipe)
     bound = by_bound(priced) if play == "unsure" else []
     if bound:
         priced = bound
-    elif play is not False:
+    elif play is not False and not (play == "unsure" and never(priced[0])):
         priced = played(priced, False if play == "unsure" else play or False)
     fullest, host = priced[0], host_of(priced, recipe)
     ledger, meters, where = fullest.ledger, fullest.meters, fullest.peak_instant

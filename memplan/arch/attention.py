@@ -57,6 +57,12 @@ def projections(hidden: int, query: int, key_value: int, fused: bool, biases: tu
     )
 
 
+def gated_linears(inputs: int, inner: int, outputs: int, bias: bool = False) -> tuple[Linear, ...]:
+    """gate_proj, up_proj, down_proj."""
+    into = (Linear(name=name, inputs=inputs, outputs=inner, bias=bias) for name in ("gate_proj", "up_proj"))
+    return (*into, Linear(name="down_proj", inputs=inner, outputs=outputs, bias=bias))
+
+
 def no_windows(config: Config) -> Windows:
     """Every layer attends to all (Llama, Gemma)."""
     return same_window(config, None)

@@ -226,10 +226,10 @@ def gated(family: Family, config: Config, intermediate: int) -> FeedForward:
     """A dense feed-forward: down(activation(gate(x)) * up(x))."""
     h, f = config.integer("hidden_size"), intermediate
     bias = config.flag(family.mlp_bias_key) if family.mlp_bias_key in family.defaults else False
-    names = ("gate_up_proj",) if family.fused else ("gate_proj", "up_proj")
-    into = tuple(Linear(name=name, inputs=h, outputs=2 * f // len(names), bias=bias) for name in names)
-    down = Linear(name="down_proj", inputs=f, outputs=h, bias=bias)
-    return FeedForward(intermediate=f, activation=activation(family, config), linears=(*into, down))
+    linears = attention.gated_linears(h, f, h, bias)
+    if family.fused:
+        linears = (Linear(name="gate_up_proj", inputs=h, outputs=2 * f, bias=bias), linears[-1])
+    return FeedForward(intermediate=f, activation=activation(family, config), linears=linears)
 
 
 def sparse(family: Family, config: Config, experts: Experts, **more: Any) -> FeedForward:

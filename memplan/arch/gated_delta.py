@@ -12,17 +12,13 @@ from memplan.arch.decoder import (
     gated_everywhere,
     rotary_dim,
     softmax_attention,
-    sparse,
 )
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, of_each_layer, with_mask
 from memplan.arch.routed import (
     every_step,
-    expert_count,
-    experts_per_token,
-    make_experts,
-    shared_experts,
     softmax_routing,
 )
+from memplan.arch.shared_moe import behind_gate
 from memplan.arch.state_space import convolution, served_itemsize
 from memplan.spec.layer import AnyMixer
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm
@@ -90,26 +86,18 @@ def delta(family: Family, config: Config) -> GatedDelta:
     )
 
 
-def shared(family: Family, config: Config, routing: Routing) -> FeedForward:
-    """Experts, and a shared one behind a gate."""
-    count = expert_count(config, "num_experts")
-    active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
-    beside = shared_experts(config, config.integer("shared_expert_intermediate_size"), "shared_expert_gate")
-    return sparse(family, config, make_experts(config, count, active, f, routing), shared=beside, shared_first=True)
-
-
 def next_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts in every decoder_sparse_step-th layer, when there are any."""
     dense = gated(family, config, config.integer("intermediate_size"))
     if config.value("num_experts") == 0:
         return [dense] * config.integer("num_hidden_layers")
-    return every_step(config, dense, shared(family, config, softmax_routing(config)))
+    return every_step(config, dense, behind_gate(family, config, softmax_routing(config)))
 
 
 def moe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts in every layer, their weights over their sum."""
     routing = Routing(normalize="in-place", narrowed=True)
-    return [shared(family, config, routing)] * config.integer("num_hidden_layers")
+    return [behind_gate(family, config, routing)] * config.integer("num_hidden_layers")
 
 
 def row(model_type: str, feed_forward: Callable[[Family, Config], list[FeedForward]], classifies: bool) -> Family:

@@ -5,13 +5,14 @@ from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, gated, softmax_attention, sparse, turned
-from memplan.arch.post_norm import POST_NORMS, olmo2_attention
+from memplan.arch.llama_like import both_masks
+from memplan.arch.post_norm import POST_NORMS, olmo2_attention, whole_norms
 from memplan.arch.routed import (
     JITTER,
     alternating_first,
     every_step,
     expert_count,
-    experts_per_token,
+    experts_of,
     layer_numbers,
     make_experts,
     shared_experts,
@@ -19,10 +20,11 @@ from memplan.arch.routed import (
 )
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, Bare, Experts, FeedForward, Norm
+from memplan.spec.parts import Attention, Bare, Experts, FeedForward
 from memplan.spec.routing import Routing
 
 JITTERED = (("router_jitter_noise", JITTER),)
+LOCAL = ("num_local_experts", "num_experts")
 
 
 def everywhere(family: Family, config: Config, routed: Experts) -> list[FeedForward]:
@@ -32,34 +34,26 @@ def everywhere(family: Family, config: Config, routed: Experts) -> list[FeedForw
 
 def mixtral_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts of intermediate_size; the weights of the chosen are divided by their sum, in fp32."""
-    count = expert_count(config, "num_local_experts", "num_experts")
     routing = Routing(widened=True, normalize="in-place")
-    active, f = experts_per_token(config, count), config.integer("intermediate_size")
-    return everywhere(family, config, make_experts(config, count, active, f, routing))
+    return everywhere(family, config, experts_of(config, LOCAL, "intermediate_size", routing))
 
 
 def qwen3_moe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name; a dense one elsewhere."""
-    count = expert_count(config, "num_experts", "num_local_experts")
-    active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
-    routed = make_experts(config, count, active, f, softmax_routing(config))
+    routed = experts_of(config, LOCAL[::-1], "moe_intermediate_size", softmax_routing(config))
     dense = gated(family, config, config.integer("intermediate_size"))
     return every_step(config, dense, sparse(family, config, routed))
 
 
 def olmoe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts of intermediate_size, chosen as Qwen's are."""
-    count = expert_count(config, "num_experts", "num_local_experts")
-    active, f = experts_per_token(config, count), config.integer("intermediate_size")
-    return everywhere(family, config, make_experts(config, count, active, f, softmax_routing(config)))
+    return everywhere(family, config, experts_of(config, LOCAL[::-1], "intermediate_size", softmax_routing(config)))
 
 
 def granite_layers(family: Family, config: Config) -> list[FeedForward]:
     """The best of the logits in fp32, and a softmax over these alone."""
-    count = expert_count(config, "num_local_experts")
-    active, f = experts_per_token(config, count), config.integer("intermediate_size")
     routing = Routing(scores="logits", widened=True, narrowed=True)
-    return everywhere(family, config, make_experts(config, count, active, f, routing, "router"))
+    return everywhere(family, config, experts_of(config, LOCAL[:1], "intermediate_size", routing, "router"))
 
 
 def phimoe_layers(family: Family, config: Config) -> list[FeedForward]:
@@ -76,18 +70,14 @@ def phimoe_layers(family: Family, config: Config) -> list[FeedForward]:
 
 def minimax_layers(family: Family, config: Config) -> list[FeedForward]:
     """The best sigmoids in fp32 after a correction, over their sum."""
-    count = expert_count(config, "num_local_experts", "num_experts")
-    active, f = experts_per_token(config, count), config.integer("intermediate_size")
     routing = Routing(scores="sigmoid", widened=True, corrected=True, normalize="in-place")
-    return everywhere(family, config, make_experts(config, count, active, f, routing))
+    return everywhere(family, config, experts_of(config, LOCAL, "intermediate_size", routing))
 
 
 def gpt_oss_layers(family: Family, config: Config) -> list[FeedForward]:
     """Biases everywhere; a softmax over the chosen logits in their own dtype; clamped gates."""
-    count = expert_count(config, "num_local_experts", "num_experts")
-    active, f = experts_per_token(config, count), config.integer("intermediate_size")
     routing = Routing(scores="logits", softmax_itemsize=0)
-    routed = make_experts(config, count, active, f, routing, "router", biased=True)
+    routed = experts_of(config, LOCAL, "intermediate_size", routing, "router", biased=True)
     return everywhere(family, config, routed.but(clamped=True))
 
 
@@ -102,23 +92,16 @@ def sink_attention(family: Family, config: Config, window: int | None) -> Attent
     return made.but(tensors=(Bare(name="sinks", shape=(made.num_heads,)),))
 
 
-def whole_norms(family: Family, config: Config, made: Attention) -> Attention:
-    """q and k normalised over all heads together."""
-    widths = (("q_norm", made.num_heads * made.head_dim), ("k_norm", made.num_kv_heads * made.head_dim))
-    norms = tuple(Norm(name=name, width=width, kind=family.norm_kind) for name, width in widths)
-    return made.but(norms=norms)
-
-
 def olmoe_attention(family: Family, config: Config, window: int | None) -> Attention:
     """q and k normalised over all heads together; projections may be clamped."""
     clip = config.optional_positive("clip_qkv")
-    return whole_norms(family, config, turned(clipped=clip is not None)(family, config, window))
+    return whole_norms(family, turned(clipped=clip is not None)(family, config, window))
 
 
 def minimax_attention(family: Family, config: Config, window: int | None) -> Attention:
     """q and k normalised over all heads together; rotary_dim elements of each head turn."""
     made = turned(rotary="concatenated", rotary_dim=minimax_rotary)(family, config, window)
-    return whole_norms(family, config, made)
+    return whole_norms(family, made)
 
 
 def minimax_rotary(config: Config) -> int | None:
@@ -137,10 +120,9 @@ def minimax_rotary(config: Config) -> int | None:
     return None if turns == width else turns
 
 
-def both_masks(spec: ModelSpec, config: Config) -> ModelSpec:
-    """GPT-OSS makes a mask with and one without a window, whatever its layers take."""
-    made = frozenset({None, config.optional_integer("sliding_window")})
-    return with_checkpoint_notes(spec.but(more_masks=made), config)
+def gpt_oss_masks(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Both masks, whatever the layers take."""
+    return with_checkpoint_notes(both_masks(spec, config), config)
 
 
 def head_bias(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -156,10 +138,10 @@ KINDS = {name: name for name in (attention.FULL, CHUNKED)}
 def llama4_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts and a shared one in the layers that moe_layers names, or every interleave_moe_layer_step-th; dense ones
     of intermediate_size_mlp elsewhere."""
-    count, layers = expert_count(config, "num_local_experts"), config.integer("num_hidden_layers")
-    active, f = experts_per_token(config, count), config.integer("intermediate_size")
-    routed = make_experts(config, count, active, f, Routing(program="scatter", scores="logits"), "router")
-    made = sparse(family, config, routed, shared=shared_experts(config, f))
+    routing = Routing(program="scatter", scores="logits")
+    routed = experts_of(config, LOCAL[:1], "intermediate_size", routing, "router")
+    layers = config.integer("num_hidden_layers")
+    made = sparse(family, config, routed, shared=shared_experts(config, routed.intermediate))
     step = config.integer("interleave_moe_layer_step")
     named = set(range(step - 1, layers, step))
     if config.value("moe_layers") is not None:
@@ -172,16 +154,16 @@ def llama4_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """Layers that turn q and k (and norm them, without weights) attend within chunks; others to all, queries scaled."""
     layers = config.integer("num_hidden_layers")
     turning, kinds = turning_layers(config, layers), attention.layer_types(config, layers, KINDS)
+    kinds = kinds or [CHUNKED if turns else attention.FULL for turns in turning]
     chunk = config.optional_integer("attention_chunk_size")
     made: dict[tuple[bool, int | None], AnyMixer] = {}
-    for turns, kind in zip(turning, kinds or [CHUNKED if turns else attention.FULL for turns in turning], strict=True):
+    for turns, kind in zip(turning, kinds, strict=True):
         window = chunk if kind == CHUNKED else None
         if kind == CHUNKED and chunk is None:
             raise config.wrong("attention_chunk_size", "set, since some layers attend within chunks", None)
         if (turns, window) not in made:
             plain = softmax_attention(family, config, window)
             made[turns, window] = plain.model_copy(update=style(config, turns))
-    kinds = kinds or [CHUNKED if turns else attention.FULL for turns in turning]
     return [made[turns, chunk if kind == CHUNKED else None] for turns, kind in zip(turning, kinds, strict=True)]
 
 
@@ -223,5 +205,5 @@ ROWS = (
     Family(model_type="minimax_m2", feed_forward=minimax_layers, mixer=minimax_attention, not_counted=JITTERED,
         balances=True, harmless=("use_qk_norm",), classifies=False, finish=with_checkpoint_notes),
     Family(model_type="gpt_oss", feed_forward=gpt_oss_layers, windows=gpt_oss_windows, norm_kind="rms-wide",
-        mixer=sink_attention, balances=True, finish=both_masks),
+        mixer=sink_attention, balances=True, finish=gpt_oss_masks),
 )  # fmt: skip

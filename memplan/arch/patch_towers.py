@@ -2,6 +2,7 @@
 
 Patches of all images stand in one sequence; two by two of them become one token in the merger."""
 
+from memplan.arch.attention import gated_linears
 from memplan.arch.config import Config
 from memplan.arch.towers import (
     ACTIVATIONS,
@@ -107,11 +108,10 @@ def qwen2_5_vl(raw: Config) -> tuple[Encoder, Part, Config]:
     """Qwen2.5-VL: RMS norms, gated feed-forwards, attention in windows but for a few blocks."""
     config = qwen_config(raw, "qwen2_5_vl_vision")
     h, inner, layers = config.integers("hidden_size", "intermediate_size", "num_hidden_layers")
-    into = tuple(Linear(name=name, inputs=h, outputs=inner, bias=True) for name in ("gate_proj", "up_proj"))
     feed_forward = FeedForward(
         intermediate=inner,
         activation=config.choice("hidden_act", ACTIVATIONS),
-        linears=(*into, Linear(name="down_proj", inputs=inner, outputs=h, bias=True)),
+        linears=gated_linears(h, inner, h, bias=True),
     )
     patch, full = one_side(config, "patch_size"), numbers(config, "fullatt_block_indexes", FULL_BLOCKS)
     window = (config.integer("window_size") // patch) ** 2

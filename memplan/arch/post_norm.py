@@ -45,10 +45,13 @@ def olmo_attention(family: Family, config: Config, window: int | None) -> Attent
 
 def olmo2_attention(family: Family, config: Config, window: int | None) -> Attention:
     """As OLMo's, q and k normalised over all heads together."""
-    made = olmo_attention(family, config, window)
+    return whole_norms(family, olmo_attention(family, config, window))
+
+
+def whole_norms(family: Family, made: Attention) -> Attention:
+    """q and k normalised over all heads together."""
     widths = (("q_norm", made.num_heads * made.head_dim), ("k_norm", made.num_kv_heads * made.head_dim))
-    norms = tuple(Norm(name=name, width=width, kind=family.norm_kind) for name, width in widths)
-    return made.but(norms=norms)
+    return made.but(norms=tuple(Norm(name=name, width=width, kind=family.norm_kind) for name, width in widths))
 
 
 def cohere_attention(family: Family, config: Config, window: int | None) -> Attention:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memplan.arch import towers
+from memplan.arch.attention import gated_linears
 from memplan.arch.config import Config
 from memplan.arch.towers import ACTIVATIONS, Encoder
 from memplan.spec.model import ModelSpec
@@ -150,12 +151,3 @@ def idefics2(config: Config, vision: Config, text: ModelSpec) -> Made:
         longest=980,
     )
     return assemble(encoder, projector, rule, units=("projector",), projection="perceived", resampler=resampler), {}
-
-
-def gated_linears(inputs: int, inner: int, outputs: int) -> tuple[Linear, ...]:
-    """gate_proj, up_proj, down_proj."""
-    return (
-        Linear(name="gate_proj", inputs=inputs, outputs=inner),
-        Linear(name="up_proj", inputs=inputs, outputs=inner),
-        Linear(name="down_proj", inputs=inner, outputs=outputs),
-    )

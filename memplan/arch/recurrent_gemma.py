@@ -72,10 +72,8 @@ def local_attention(config: Config) -> Attention:
 def feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """Gated, of half of intermediate_size, with biases."""
     h, f = config.integer("hidden_size"), config.integer("intermediate_size", smallest=2) // 2
-    names = ("gate_proj", "up_proj")
-    into = tuple(Linear(name=name, inputs=h, outputs=f, bias=True) for name in names)
-    down = Linear(name="down_proj", inputs=f, outputs=h, bias=True)
-    made = FeedForward(intermediate=f, activation=activation(family, config), linears=(*into, down))
+    linears = attention.gated_linears(h, f, h, bias=True)
+    made = FeedForward(intermediate=f, activation=activation(family, config), linears=linears)
     return [made] * config.integer("num_hidden_layers")
 
 

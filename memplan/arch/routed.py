@@ -2,7 +2,7 @@
 
 Rows in ``moe.py``, ``shared_moe.py`` and ``latent.py`` put these together as their classes do."""
 
-from memplan.arch.attention import FULL, SLIDING, Windows, layered
+from memplan.arch.attention import FULL, SLIDING, Windows, gated_linears, layered
 from memplan.arch.config import Config
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear
 from memplan.spec.routing import Routing
@@ -46,6 +46,15 @@ def make_experts(
     return Experts(count=count, active=active, intermediate=f, stacked=stacked, router=linear, routing=routing)
 
 
+def experts_of(
+    config: Config, names: tuple[str, ...], width: str, routing: Routing, router: str = "gate", biased: bool = False
+) -> Experts:
+    """The experts of a config: their number under any of ``names``, their width under the key ``width``."""
+    count = expert_count(config, *names)
+    active, f = experts_per_token(config, count), config.integer(width)
+    return make_experts(config, count, active, f, routing, router, biased)
+
+
 def is_true(config: Config, key: str) -> bool:
     """A flag whose null means false."""
     return config.value(key) is not None and config.flag(key)
@@ -85,11 +94,7 @@ def shared_experts(config: Config, f: int, gate: str = "", bias: bool = False) -
     h = config.integer("hidden_size")
     if not f:
         return ()
-    linears = (
-        Linear(name="gate_proj", inputs=h, outputs=f, bias=bias),
-        Linear(name="up_proj", inputs=h, outputs=f, bias=bias),
-        Linear(name="down_proj", inputs=f, outputs=h, bias=bias),
-    )
+    linears = gated_linears(h, f, h, bias)
     return (*linears, Linear(name=gate, inputs=h, outputs=1)) if gate else linears
 
 

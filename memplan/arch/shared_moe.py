@@ -12,6 +12,7 @@ from memplan.arch.routed import (
     ROUTER_LOSS,
     every_step,
     expert_count,
+    experts_of,
     experts_per_token,
     first_dense,
     make_experts,
@@ -30,12 +31,15 @@ NOT_COUNTED = (("output_router_logits", ROUTER_LOSS),)
 
 def qwen2_moe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Qwen's experts, and a shared one behind a gate, in every decoder_sparse_step-th layer."""
-    count = expert_count(config, "num_experts")
-    active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
-    routed = make_experts(config, count, active, f, softmax_routing(config))
-    shared = shared_experts(config, config.integer("shared_expert_intermediate_size"), "shared_expert_gate")
-    made = sparse(family, config, routed, shared=shared, shared_first=True)
+    made = behind_gate(family, config, softmax_routing(config))
     return every_step(config, gated(family, config, config.integer("intermediate_size")), made)
+
+
+def behind_gate(family: Family, config: Config, routing: Routing) -> FeedForward:
+    """Qwen's experts, and a shared one behind a gate."""
+    routed = experts_of(config, ("num_experts",), "moe_intermediate_size", routing)
+    shared = shared_experts(config, config.integer("shared_expert_intermediate_size"), "shared_expert_gate")
+    return sparse(family, config, routed, shared=shared, shared_first=True)
 
 
 def qwen2_moe_windows(config: Config) -> attention.Windows:

@@ -1,5 +1,6 @@
 """Vision towers of their own kinds, InternViT and Pixtral (transformers 5.23); the choice of a tower by model_type."""
 
+from memplan.arch.attention import gated_linears
 from memplan.arch.config import Config, shown
 from memplan.arch.towers import (
     ACTIVATIONS,
@@ -14,7 +15,7 @@ from memplan.arch.towers import (
     vit,
 )
 from memplan.errors import UnknownArchitecture
-from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part
+from memplan.spec.parts import Bare, FeedForward, Norm, Part
 from memplan.spec.vision import Block, BlockRun
 
 
@@ -63,13 +64,12 @@ def pixtral(raw: Config) -> Encoder:
     config = vision_config(raw, "pixtral")
     h, inner = config.integers("hidden_size", "intermediate_size")
     side, patch, channels = geometry(config)
-    into = tuple(Linear(name=name, inputs=h, outputs=inner) for name in ("gate_proj", "up_proj"))
     block = Block(
         attention=attends(config, h, "o_proj", False, False, rotary="narrow", packed=True, blocked=True),
         feed_forward=FeedForward(
             intermediate=inner,
             activation=config.choice("hidden_act", ACTIVATIONS),
-            linears=(*into, Linear(name="down_proj", inputs=inner, outputs=h)),
+            linears=gated_linears(h, inner, h),
         ),
         norms=(Norm(name="attention_norm", width=h), Norm(name="ffn_norm", width=h)),
     )
