@@ -14,7 +14,7 @@ import pytest
 
 from memplan import meters
 from memplan.errors import UsageError
-from memplan.frameworks import many
+from memplan.frameworks import many, reading
 from memplan.frameworks.checking import check_all
 from memplan.frameworks.many import check_many, cores
 
@@ -105,6 +105,31 @@ def test_of_many_files_a_job_that_surely_fits_is_bounded_and_not_played(files: l
         assert most.text.startswith("fits 24GB: at most ")
         assert 0 < most.headroom_bytes < least.headroom_bytes
     assert all(each.played for each in check_many(jobs, card, play=True))
+
+
+def test_of_many_files_a_job_whose_verdict_no_play_can_change_is_not_played(files: list[str]) -> None:
+    """One that allocates more than the card has at the least, and one that is unclear whatever it takes."""
+    Path("a.yaml").write_text(JOB.format(512))
+    Path("b.yaml").write_text(
+        "model_name_or_path: HuggingFaceTB/SmolLM2-135M\nstage: sft\nfinetuning_type: lora\ncutoff_len: 256\n"
+        "template: default\ndataset: alpaca\nlora_magic: 3\n"
+    )
+    jobs, card = files[:3] + files[2:3], {"gpu": "24GB"}
+    found, played = check_many(jobs, card), [check_all(name, card, advise=False)[0] for name in jobs]
+    assert [each.fits for each in found] == [each.fits for each in played] == ["no", "unclear", "yes", "yes"]
+    assert [(each.played, each.at_most) for each in found[:2]] == [(False, False), (False, True)]
+    assert all(each.played for each in played[:2])
+    assert found[0].missing_bytes > 0
+
+
+def test_of_many_files_a_project_is_read_once(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here, anew = Mock(), Mock()
+    monkeypatch.setattr(many, "forget", here)
+    monkeypatch.setattr(reading, "forget", anew)
+    check_many(files, CARD)
+    assert (here.call_count, anew.call_count) == (1, 0)
+    check_all(files[0], CARD, advise=False)
+    assert anew.call_count == 1
 
 
 def test_a_folder_tells_its_trainings_and_the_rest_in_one_line(files: list[str]) -> None:
