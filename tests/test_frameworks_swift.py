@@ -184,7 +184,7 @@ def test_grpo_counts_the_trainer_and_names_the_engine(
 ) -> None:
     draft = drawn(tmp_path, f"{LORA.replace('sft', 'rlhf --rlhf_type grpo')} --max_completion_length 2048 {words}\n")
     assert (draft.values["reference"], draft.values["sequence_length"]) == (reference, 3072)
-    assert not subjects(draft)
+    assert not [each for each in draft.unread if each.decides and not each.above]
     assert draft.values["rollout"] == engine
 
 

@@ -444,3 +444,22 @@ def test_a_prompt_that_is_cut_at_nothing_is_whole(tmp_path: Path, bound: str, le
     given = read(tmp_path, text)
     assert given.job.sequence_length == length
     assert ("nothing bounds a prompt" in given.origins["sequence_length"]) is (length > 512)
+
+
+def test_the_trainer_hands_its_bits_to_the_model_that_it_loads(tmp_path: Path) -> None:
+    bits = "bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')\n"
+    trains = "SFTTrainer(ID, args=SFTConfig(max_length=64{}), peft_config=LoraConfig(r=4){}).train()\n"
+    kwargs, few = ", model_init_kwargs={'dtype': torch.bfloat16}", ", quantization_config=bits"
+    kinds = [read(tmp_path, bits + trains.format(*each)).job for each in (("", few), (kwargs, few), (kwargs, ""))]
+    assert [job.quantization for job in kinds] == ["nf4", "nf4", "none"]
+
+
+def test_a_server_of_which_nothing_is_said_decides_no_refusal(tmp_path: Path) -> None:
+    text = (
+        "args = GRPOConfig(use_vllm=True, vllm_mode='server', model_init_kwargs={{'dtype': torch.bfloat16}})\n"
+        "GRPOTrainer('{}', args=args, reward_funcs=f, peft_config=LoraConfig(r=4)).train()\n"
+    )
+    large = text.format("Qwen/Qwen3-32B")  # whose 40,960 tokens by default do not fit beside it
+    small = check(tmp_path, text.format("Qwen/Qwen2.5-0.5B"), gpu="h100-80gb")
+    assert (small.fits, check(tmp_path, large, gpu="h100-80gb").fits) == ("yes", "unclear")
+    assert check(tmp_path, large, gpu="h100-80gb", rollout={"engine": "none"}).fits == "yes"

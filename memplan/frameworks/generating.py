@@ -136,6 +136,14 @@ def _bound_lengths(path: str, draft: Draft) -> None:
     draft.values["rollout"] = {**rollout, "max_model_len": max(longest, lengths[0])}
 
 
+def bound_server(keys: Keys, key: str) -> None:
+    """A server whose command is not here runs by settings of its own: that it starts by its defaults stands."""
+    if "rollout" not in keys.draft.options:
+        why = "the command that starts its server says how it runs, and is not here: the engine's defaults are counted"
+        hint = "add --set rollout.engine=none, where its own cards hold it"
+        keys.draft.bound(key, keys.settings.where(key), why, "engine", hint=hint)
+
+
 def warn_engine(keys: Keys, key: str, why: str) -> None:
     """An engine on the trainer's cards that nothing here describes."""
     keys.skip(key)

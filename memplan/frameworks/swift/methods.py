@@ -8,7 +8,15 @@ from typing import Any
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import VLLM as ARGUMENTS
-from memplan.frameworks.generating import put, put_engine, put_offload, put_server, read_fields, warn_engine
+from memplan.frameworks.generating import (
+    bound_server,
+    put,
+    put_engine,
+    put_offload,
+    put_server,
+    read_fields,
+    warn_engine,
+)
 from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
 from memplan.frameworks.trl.keys import KNOWN_LOSSES
 from memplan.presets import find_preset
@@ -195,6 +203,8 @@ def _vllm(keys: Keys) -> None:
     put_engine(keys, "vllm", "use_vllm", separate=apart, own=False)
     if apart and put_server(keys):
         return
+    if apart and not workers:
+        bound_server(keys, "use_vllm")
     if workers and apart:
         put(keys, "num_gpus", workers, "num_infer_workers")
     read_fields(keys, VLLM)

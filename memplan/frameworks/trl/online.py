@@ -7,7 +7,7 @@ from functools import partial
 
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Keys, Origin
 from memplan.frameworks.documents import Settings
-from memplan.frameworks.generating import put, put_engine, put_server, read_fields
+from memplan.frameworks.generating import bound_server, put, put_engine, put_server, read_fields
 from memplan.tables.trainer import version_key
 from memplan.units import ceil_div, pairs_of
 
@@ -161,6 +161,8 @@ def _vllm(keys: Keys, method: str) -> None:
     mode = (keys.text("vllm_mode") or "").lower()
     put_engine(keys, "vllm", "use_vllm", separate={"server": True, "colocate": False}.get(mode))
     served = mode != "colocate" and put_server(keys)
+    if mode == "server" and not served:
+        bound_server(keys, "vllm_mode")
     if mode not in ("server", "colocate", ""):
         keys.warn("vllm_mode", "neither server nor colocate", "engine")
     if not mode and not served and any(keys.has(key) for key in SERVER):
