@@ -413,6 +413,11 @@ def test_a_fork_s_loss_of_trl_s_is_dpo_s_and_checkpoints_on_the_host_are_counted
     found = check_file("a.yaml", CARD)
     assert (found.fits, found.job["method"]) == ("yes", "dpo"), found.text
     assert "'mine' is no loss" in check_file("b.yaml", CARD).text
+    Path("c.yaml").write_text(f"{pairs}dpo_loss: ipo\ndpo_ftx: 1.0\n")
+    named = check_file("c.yaml", CARD)
+    assert (named.job["method"], [each for each in named.warnings if "dpo_" in each]) == ("ipo", [])
+    Path("d.yaml").write_text(f"{pairs}base_model: Qwen/Qwen2.5-1.5B\n")
+    assert "base_model" in check_file("d.yaml", CARD).text
 
 
 def test_a_text_is_no_file_s_name() -> None:

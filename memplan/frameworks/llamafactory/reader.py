@@ -17,9 +17,9 @@ from memplan.frameworks.hugging_face.arguments import put_attention, read_argume
 from memplan.frameworks.hugging_face.switches import ask_loaded
 from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.llamafactory import switches
 from memplan.frameworks.llamafactory import v1 as llamafactory_v1
 from memplan.frameworks.llamafactory.keys import ATTENTIONS, DEFAULTS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
-from memplan.frameworks.llamafactory.switches import OLD, RESTING, SWITCH, put_version, read_optimizer, rest, resting
 from memplan.frameworks.llamafactory.write import write
 from memplan.frameworks.own_words.names import bound_images, config_of, is_command_of, lora_targets, may_see_images
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
@@ -62,8 +62,8 @@ def read(document: Document, draft: Draft) -> None:
         return
     launch = only_launch([found for found in launches(document) if is_ours(found)])
     verb = launch.words[0].text if launch.words else ""
-    if launch.program.endswith(f"{OLD}.py"):
-        draft.facts[OLD] = f"{launch.where}: {launch.program}"
+    if launch.program.endswith(f"{switches.OLD}.py"):
+        draft.facts[switches.OLD] = f"{launch.where}: {launch.program}"
     if launch.program.endswith(".py") and not is_command_of(launch, PROGRAMS, VERBS):
         told_of(document.path, launch.program, launch.where, draft)
     read_settings(config_of(launch, draft), draft, verb if verb in VERBS else "")
@@ -103,9 +103,9 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     if llamafactory_v1.is_v1(settings):
         llamafactory_v1.read_settings(settings, draft, FRAMEWORK, verb)
         return
-    keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
+    keys = Keys(draft, switches.with_names(settings), FRAMEWORK, DEFAULTS)
     _trains(keys)
-    put_version(settings, draft)
+    switches.put_version(settings, draft)
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)
     keys.copy("model", "model_name_or_path")
@@ -116,12 +116,12 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     _length(keys)
     read_arguments(keys)
     _checkpointing(keys)
-    read_optimizer(keys)
+    switches.read_optimizer(keys)
     _finetuning(keys)
     _quantisation(keys)
     _fp8(keys, method)
     word = (keys.text("flash_attn") or "auto").lower()
-    word = SWITCH.get(word, word)
+    word = switches.SWITCH.get(word, word)
     if word in ATTENTIONS:
         put_attention(keys, ATTENTIONS[word], word, "flash_attn")
     else:
@@ -148,7 +148,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     keys.close(HARMLESS | TRAINER_HARMLESS)
     draft.finishers["precision"] = _settle
     if draft.facts.get("whole"):
-        rest(keys)
+        switches.rest(keys)
     draft.finishers |= {"reentrant": _without_reentrant, "torch": partial(beside_torch, settings.path)}
 
 
@@ -243,7 +243,7 @@ def _finetuning(keys: Keys) -> None:
     kind = (keys.text("finetuning_type") or "lora").lower()
     own = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora", "additional_target")
     keys.skip(*own, "oft_rank", "oft_block_size", "oft_target", "freeze_trainable_layers", "freeze_trainable_modules")
-    keys.skip(*RESTING)
+    keys.skip(*switches.RESTING)
     if kind == "full":
         keys.draft.facts["whole"] = True
         keys.put("lora", None, "finetuning_type")
@@ -263,7 +263,7 @@ def _finetuning(keys: Keys) -> None:
     }
     model = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "")
     if may_see_images(model):  # visual.py: patch_target_modules
-        lora["exclude_modules"] = [part for part in resting(keys) if part != LANGUAGE_MODEL]
+        lora["exclude_modules"] = [part for part in switches.resting(keys) if part != LANGUAGE_MODEL]
     if keys.names("additional_target"):
         lora["modules_to_save"] = list(keys.names("additional_target") or ())
     lora |= {job: True for key, job in (("use_dora", "dora"), ("use_rslora", "rslora")) if keys.flag(key)}

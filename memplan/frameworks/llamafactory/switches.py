@@ -1,6 +1,7 @@
 """What LLaMA-Factory trains of a model that sees images: its language model alone, where nobody says otherwise; the
 optimizers of its own switches; and which version it is."""
 
+from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
@@ -115,6 +116,17 @@ SWITCH = {"true": "fa2", "1": "fa2", "false": "auto", "0": "auto"}
 """``flash_attn`` before 0.7, and what it is called since."""
 
 
+NAMED = {"dpo_beta": "pref_beta", "dpo_loss": "pref_loss", "dpo_ftx": "pref_ftx"}
+"""Names before 0.8, and what they are called since."""
+
+
+def with_names(settings: Settings) -> Settings:
+    """These settings under the names of today."""
+    values = {NAMED.get(key, key): value for key, value in settings.values.items()}
+    lines = {NAMED.get(key, key): line for key, line in settings.lines.items()}
+    return replace(settings, values=values, lines=lines)
+
+
 def put_version(settings: Settings, draft: Draft) -> None:
     """What the project pins, or what goes with the transformers that it, or its copy of LLaMA-Factory, lets in; else
     with the last that took an argument which went (``evaluation_strategy``), or the script that ended with 0.7."""
@@ -124,7 +136,7 @@ def put_version(settings: Settings, draft: Draft) -> None:
     why = f"{whose} pins llamafactory {version}"
     beneath, whose = ("", "") if version else pinned(settings.path, "transformers")
     switch = str(settings.values.get("flash_attn")).lower() in SWITCH
-    gone = GONE if GONE in settings.values else "flash_attn" if switch else ""
+    gone = next((key for key in (GONE, *NAMED) if key in settings.values), "flash_attn" if switch else "")
     old = draft.facts.get(OLD) or (settings.where(gone) if gone else "")
     if old and not version and not beneath:
         beneath, whose = told("transformers", "args", (GONE,))[0], str(old)
