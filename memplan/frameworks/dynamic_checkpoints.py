@@ -24,7 +24,8 @@ def put_share_left(draft: Draft) -> None:
     """The share of a 4-bit base that such a checkpoint leaves in 16 bits, into the draft; as a bound where its size is
     not known here."""
     name, given = draft.values.get("model"), draft.said
-    if not isinstance(name, str) or not str(given.get("quantization")).startswith("nf4"):
+    in_four = str(given.get("quantization")).startswith("nf4")
+    if not isinstance(name, str) or not in_four or "unquantized_share" in given:
         return
     last = name.rstrip("/").rpartition("/")[2].lower()
     plain, is_one = DYNAMIC.sub("", last), DYNAMIC.search(last) is not None
