@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 
 class KeptGradients(NamedTuple):
-    """What remains of gradients after their layer's backward: all, the root's until its reduction, or shards."""
+    """What stays whole of gradients after their layer's backward: all, or those outside the layers until they are
+    reduced. What is left of the others is in rows of the sharding."""
 
     layers: bool
     root: bool
-    shards: int
-    """Ranks that share; 0 where a buffer that is there all along takes them."""
-    whole_itemsize: int
-    shard_itemsize: int
     tail: str = ""
     """The point at which those of head and final norm are reduced, where they are a unit of their own."""
     into_step: bool = True
@@ -35,10 +32,6 @@ class KeptGradients(NamedTuple):
     """FSDP1: those of another forward's views wait until the root of this one's runs back."""
     until: str = ""
     """The last instant of what remains, where an engine of its own steps before the end."""
-
-    def shard(self, whole: int) -> int:
-        """Bytes of one rank's shard of ``whole`` bytes of gradients."""
-        return -(-whole // self.whole_itemsize // self.shards) * self.shard_itemsize if self.shards else 0
 
     def last(self, ledger: Ledger, name: str) -> str:
         """The last instant of gradients that are kept whole."""
@@ -141,23 +134,14 @@ def main_gradients(recipe: Recipe) -> bool:
 
 
 def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
-    """Which gradients stay whole after their layer's backward, and how large the shard is that remains of the others.
-    ``waits``: for those of the same weights' other use.
-
-    Shards are added to those of micro-steps before: then nothing new remains. FSDP2's have own rows (``fsdp2``)."""
-    whole, shard, fsdp2 = recipe.numerics.itemsize, recipe.storage.gradient_itemsize, gathers(recipe)
+    """Which gradients stay whole after their layer's backward. ``waits``: for those of the same weights' other use."""
     if recipe.fused_backward or (takes_gradients(recipe) and not waits):
-        return KeptGradients(layers=False, root=False, shards=0, whole_itemsize=1, shard_itemsize=1)
-    if not fsdp2:
-        return KeptGradients(
-            layers=True, root=True, shards=1, whole_itemsize=1, shard_itemsize=1, into_step=not gone_in_step(recipe)
-        )
+        return KeptGradients(layers=False, root=False)
+    if not gathers(recipe):
+        return KeptGradients(layers=True, root=True, into_step=not gone_in_step(recipe))
     return KeptGradients(
         layers=False,
-        root=fsdp2,
-        shards=0,
-        whole_itemsize=whole,
-        shard_itemsize=shard,
+        root=True,
         tail="tail-reduce" if has_tail(recipe) else "",
         views=waits and recipe.sharding.name == "fsdp",
     )

@@ -170,7 +170,9 @@ class Fsdp1(Fsdp2):
         del grad
         self.tape.record(flat, REDUCING)
         stored = self.rules.magnitude if param.name.endswith(".magnitude") else self.rules.adapter
-        self.alone.setdefault(param, self._scattered(elements, used, stored))
+        shard = self._scattered(elements, used, stored)
+        if not self.rules.cpu_offload:
+            self.alone.setdefault(param, shard)
 
     def _scattered(self, elements: int, used: int, stored: int) -> Tensor:
         """``_reduce_grad``: a cast beside the flat gradient, and the rank's part, which is cast to the dtype of the
@@ -241,7 +243,7 @@ class Fsdp1(Fsdp2):
         unit, reduce = group.unit, self.rules.reduced
         cast = self._new(unit.reduced * (reduce != self.rules.used), group.named("cast"), "buffers", REDUCING)
         shard = self._new(unit.reduced // self.rules.ranks, group.named("reduced gradients"), "gradients", REDUCING)
-        if unit.scattered > shard.dim.elements:
+        if unit.shard != shard.dim.elements:
             shard = self._new(unit.shard, group.named("shards of gradients"), "gradients", REDUCING)
         if group.shard is None and not self.rules.cpu_offload:
             group.shard = shard

@@ -238,7 +238,7 @@ class Fsdp2(Sharding):
         label = group.named("reduced gradients" if group.shard is None else ADDED)
         shard = self._new(unit.reduced // self.rules.ranks, label, "gradients", REDUCING)
         group.replicated = shard if self.rules.replicates else None
-        if unit.scattered > shard.dim.elements:
+        if unit.shard != shard.dim.elements:
             shard = self._new(unit.shard, group.named("shards of gradients"), "gradients", REDUCING)
         if group.shard is None and not self.rules.cpu_offload:
             group.shard = shard

@@ -21,7 +21,7 @@ def enter_front_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     ledger.add("transients before the embedding's gradient", "temporaries", max(beyond, 0), at=instant).formula(
         "positions, norm and dropout after the embedding, beyond the embedding's own gradient"
     ).since(source=source)
-    whole = plan.gradients == "keep" and (kept.layers or kept.root)
+    whole = plan.gradients == "keep" and kept.root
     itemsize = plan.mode.adapter.itemsize if plan.mode.adapter else plan.mode.numerics.itemsize
     ledger.add(
         "gradients of the embedding's adapters or rows"

@@ -22,7 +22,7 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
     size = spec.vocab_size * width * plan.mode.numerics.itemsize
     rows: list[tuple[str, str, str]] = []
     if (plan.mode.trained and "embed_tokens" not in spec.frozen) or saved:
-        until = kept.last(ledger, plan.name) if kept.layers or kept.root else instant
+        until = kept.last(ledger, plan.name) if kept.root else instant
         tied = spec.head_is_tied and not saved
         if consumer:
             until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"

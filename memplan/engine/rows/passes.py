@@ -155,14 +155,15 @@ class PassRows:
         name, chosen = self.traced.plan.name, self.traced.backward_layers
         if self.traced.plan.gradients in ("keep", "join"):
             self._enter_tail_gradients(self.ledger.after(f"{name}.final-norm-backward"), kept)
+        if not kept.layers:
+            return
         why = "each weight's gradient is kept from its layer's backward to the optimizer's step"
-        dies = kept.last(self.ledger, name) if kept.layers else kept.until
+        dies = kept.last(self.ledger, name)
 
         def enter(label: str, layers: range, born: str, last: str) -> None:
-            label = f"{'' if kept.layers else 'shards of '}gradients of {label}"
             waits = self._consumed(last.replace("attention", "last-layer") if len(layers) == 1 else last, dies)
             for until, size in (waits, self._left(layers, False)), (dies, self._left(layers, True)):
-                self._gradient(label, size if kept.layers else kept.shard(size), born, until, why)
+                self._gradient(f"gradients of {label}", size, born, until, why)
 
         for position, i in enumerate(chosen):
             *_, (inside, _) = self.traced.layer_instants(i)
@@ -182,7 +183,7 @@ class PassRows:
     def _enter_tail_gradients(self, born: str, kept: KeptGradients) -> None:
         """Gradients of head and final norm; a tied head's waits for the embedding's."""
         plan, tail = self.traced.plan, self.traced.tail
-        name, tied, whole = plan.name, plan.spec.head_is_tied, kept.layers or kept.root
+        name, tied = plan.name, plan.spec.head_is_tied
         waits_cast = plan.mode.shared_casts == "second"
         head = (
             (plan.spec.head.parameters * plan.mode.numerics.autocast if waits_cast else tail.head_gradient)
@@ -193,19 +194,10 @@ class PassRows:
         label = "gradient of the final norm" if tied and plan.mode.trained else "gradients of head and final norm"
         last = kept.last(self.ledger, name) if not kept.tail else f"{name}.{kept.tail}"
         point = "head-backward" if kept.views else "loss-backward"
-        until = self._consumed(f"{name}.{point}", last if whole else kept.until)
-        self._gradient(label, rest if whole else kept.shard(rest), born, until, "kept from the head's backward on")
+        until = self._consumed(f"{name}.{point}", last)
+        self._gradient(label, rest if kept.root else 0, born, until, "kept from the head's backward on")
         until = self._consumed(f"{name}.loss-backward", end) if waits_cast else end
         self._gradient("gradient of the tied head", head, born, until, "held until the embedding's gradient arrives")
-        if kept.layers:
-            return
-        trained = plan.mode.trained and "embed_tokens" not in plan.spec.frozen
-        width = plan.spec.embedding_width or plan.spec.hidden_size
-        embedding = plan.spec.vocab_size * width * kept.whole_itemsize if trained else 0
-        root = tail.gradients + (0 if tied else embedding)
-        why = "each rank keeps its part of the reduced gradients"
-        size = kept.shard(root) if kept.root else kept.shard(root - rest)
-        self._gradient("shards of gradients of the root", size, self.ledger.after(f"{name}.reduce"), kept.until, why)
 
     def _gradient(self, label: str, size: int, born: str, dies: str, why: str) -> None:
         """A row of gradients that stay."""

@@ -94,7 +94,7 @@ def enter_outside(ledger: Ledger, traced: TracedPass, kept: KeptGradients) -> No
             tag.elements,
         ).since("what was made before the first layer runs back after it", SOURCE)
     itemsize, last = plan.mode.numerics.itemsize, f"{plan.name}.embedding-backward"
-    whole = plan.gradients == "keep" and (kept.layers or kept.root)
+    whole = plan.gradients == "keep" and kept.root
     of_table = later * itemsize
     for size, born in ((stack.gradients - of_table, ledger.after(instant)), (of_table, last)):
         ledger.add(

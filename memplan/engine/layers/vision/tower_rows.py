@@ -83,15 +83,14 @@ def enter_tower_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     if traced.plan.in_units:  # FSDP reduces its gradients block by block
         size = trace.alone or size
     ledger.add("vision tower, backward", "activations", size, at=inside).since("the most within it", SOURCE)
-    if traced.plan.gradients != "keep":
+    if traced.plan.gradients != "keep" or not kept.layers:
         return
-    size = trace.gradients if kept.layers else kept.shard(trace.gradients)
     ledger.add(
         "gradients of the vision tower",
         "gradients",
-        size,
+        trace.gradients,
         f"{name}.embedding-backward",
-        kept.last(ledger, name) if kept.layers else "",
+        kept.last(ledger, name),
     ).formula("elements × gradient bytes").since(
         "each weight's gradient is kept from its backward to the optimizer's step", SOURCE
     )

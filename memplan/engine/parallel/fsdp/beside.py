@@ -7,6 +7,7 @@ from memplan.engine.parallel.fsdp.question import Stage
 from memplan.engine.passes import TracedPass
 from memplan.engine.play.boxes import Question
 from memplan.spec.recipe import Recipe
+from memplan.units import ceil_div
 
 FSDP = "torch 2.13 distributed/fsdp"
 STREAMS = f"{FSDP}/_fully_shard/_fsdp_collectives.py; c10/cuda/CUDACachingAllocator.cpp"
@@ -68,7 +69,10 @@ def _enter_on_host(ledger: Ledger, question: Question, recipe: Recipe) -> None:
         return
     groups = question.policy
     units = [sizes.unit for sizes in (*groups.layers, *groups.ends, *(sizes for _, sizes in groups.tower))]
-    size = sum(pinned(unit.shard) if question.rules.flat else unit.shard for unit in units)
+    shards = [unit.shard for unit in units]
+    rules, alone = question.rules, (elements for sizes in groups.layers for _, elements in sizes.alone)
+    shards += [ceil_div(elements, rules.ranks) * rules.adapter for elements in alone]
+    size = sum(map(pinned, shards) if rules.flat else shards)
     first = next((each for each in ledger.schedule if each.endswith("reduce")), "")
     ledger.add(SHARDS, "gradients", size, "" if recipe.accumulates else first, place="host").formula(
         "padded elements / ranks × bytes", size

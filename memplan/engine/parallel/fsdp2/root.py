@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memplan.engine.parallel.fsdp2.frame import NOTHING, Unit
+from memplan.engine.parallel.fsdp2.frame import Unit
 from memplan.engine.parallel.fsdp2.units import head_gathered_whole, padded, wraps_copies
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.tensors import Weight, model_weights
@@ -76,7 +76,7 @@ def _root_and_first(recipe: Recipe, spec: ModelSpec, outside: list[Weight]) -> t
 def frozen_unit(recipe: Recipe, plan: PassPlan, weights: list[Weight]) -> Unit:
     """A unit that is gathered alone, in the dtype that its model computes in."""
     elements = sum(padded(weight, recipe.sharding.ranks) * weight.copies for weight in weights)
-    return NOTHING._replace(gathered=elements * plan.mode.numerics.itemsize)
+    return Unit(gathered=elements * plan.mode.numerics.itemsize)
 
 
 def frozen_parts(recipe: Recipe, spec: ModelSpec) -> Parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from operator import add
 
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
-from memplan.engine.parallel.fsdp2.frame import NOTHING, Unit
+from memplan.engine.parallel.fsdp2.frame import Unit
 from memplan.engine.parallel.tensor import of_rank
 from memplan.engine.tensors import Weight, layer_weights, marked
 from memplan.spec.lora import Adapter
@@ -45,10 +45,7 @@ def unit_of(weights: list[Weight], recipe: Recipe) -> Unit:
     # A flat gradient is of all that the flat parameter is of, frozen or not; accelerate makes trained linears units.
     flat = recipe.sharding.name == "fsdp" and is_reached(weights, apart, adapter)
     packed = [each for each in weights if base is not None and not each.trained and each.quantised_by(base)]
-    alone = [each for each in weights if each.adapter and apart and recipe.sharding.name == "fsdp"]
-    found = _of_tensors([each for each in weights if each not in packed and each not in alone], recipe, flat)
-    if alone:
-        found = Unit(*map(add, found, _alone(alone, recipe)))
+    found = _of_tensors([each for each in weights if each not in packed] if packed else weights, recipe, flat)
     return Unit(*map(add, found, _packed(packed, recipe, flat))) if packed else found
 
 
@@ -65,45 +62,20 @@ def _packed(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
         )
         gathered, exact = gathered + ceil_div(first, ranks) * ranks * count, exact + first * count
     if not flat:
-        return NOTHING._replace(gathered=gathered)
-    stores, elements = recipe.storage.precision.weights, exact // compute
+        return Unit(gathered=gathered)
+    elements, stores = exact // compute, recipe.storage.precision.weights
     part = elements // recipe.sharding.ranks
-    scattered = part * (reduce + stores * (stores != reduce))
-    return NOTHING._replace(
-        gathered=gathered,
-        gradients=exact,
-        reduced=elements * reduce,
-        scattered=scattered,
-        shard=part * stores,
-        waiting=exact,
-        zeros=exact,
-    )
-
-
-def _alone(weights: list[Weight], recipe: Recipe) -> Unit:
-    """Adapters that are units of their own: each is gathered and reduced by itself, and what is left are shards."""
-    used, stored = recipe.numerics.itemsize, (recipe.adapter or weights[0]).itemsize
-    trained = [each for each in weights if each.trained]
-    whole = sum(each.elements * each.copies for each in trained)
-    shard = sum(
-        ceil_div(each.elements, recipe.sharding.ranks) * each.copies * (each.itemsize or stored) for each in trained
-    )
-    waits = waits_for_reduction(recipe)
-    return NOTHING._replace(
-        gathered=max(each.elements for each in weights) * used, gradients=whole * used * waits, shard=shard
-    )
+    return Unit(gathered, exact, elements * reduce, part * stores, waiting=exact, zeros=exact)
 
 
 def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
     """Of weights that are stored as they are."""
-    gathered = gradients = reduced = scattered = shard = last = held = cast = replicated = waiting = parting = 0
-    widest = 0
+    gathered = gradients = reduced = shard = last = cast = waiting = zeros = widest = 0
     parts = max(1, int(recipe.sharding.reshard_after_forward))
     adapter, own_dtype = recipe.adapter, not casts(recipe)
     compute, reduce = recipe.numerics.itemsize, recipe.storage.reduce_itemsize
     stores, fsdp2 = recipe.storage.precision.weights, recipe.sharding.name == "fsdp2"
-    offloads, replicates = recipe.sharding.fsdp.cpu_offload, recipe.sharding.fsdp.replicas > 1
-    zeros, how = 0, recipe.operators.kernels.float8
+    offloads, how = recipe.sharding.fsdp.cpu_offload, recipe.operators.kernels.float8
     for each in weights:
         weight, ranks = of_rank(each, recipe)
         exact, used, stored = weight.elements * weight.copies, compute, stores
@@ -114,14 +86,12 @@ def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
         if weight.adapter and adapter:
             stored = adapter.itemsize
             used = weight.itemsize or stored if own_dtype else used
-        one, before = elements // weight.copies * used, gathered - gathered // parts
         gathered += elements * used
-        parting = max(parting, one // parts - before) if parts > 1 else 0
         if parts > 1:  # a gather of a backward reads the part that the forward left, and copies it all the same
             cast += elements // parts * used if used != stored and not offloads else 0
         else:
             cast += elements // ranks * used if used != stored else 0
-            widest = max(widest, one if used != stored else 0)
+            widest = max(widest, elements // weight.copies * used if used != stored else 0)
             cast += elements // ranks * stored if offloads else 0
         if flat and (weight.idle or _is_replaced(weight, adapter)):
             zeros += exact * used
@@ -131,14 +101,9 @@ def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
             last = exact * used if recipe.sharding.ranks > 1 else 0
             gradients += exact * used
             reduced += elements * summed
-            scattered += elements // ranks * (summed + (stored if stored != summed else 0))
-            held += elements // ranks * summed if stored != summed and replicates else 0
             waiting += exact * summed
-            replicated += elements // ranks * summed if replicates else 0
             shard += elements // ranks * stored
-    return Unit(
-        gathered, gradients, reduced, scattered, shard, last, held, cast, replicated, waiting, parting, zeros, widest
-    )
+    return Unit(gathered, gradients, reduced, shard, last, cast, waiting, zeros, widest)
 
 
 def _is_replaced(weight: Weight, adapter: Adapter | None) -> bool:
