@@ -55,8 +55,8 @@ class Question(NamedTuple):
     reference: Groups | None
     halves: tuple[Half, ...]
     micro_steps: int
-    steps: int
-    """Of which the last is looked at."""
+    before: tuple[Half, ...]
+    """What has run before that leaves something: a step's micro-step, the reference's forward before an evaluation."""
 
 
 class BoxTape(PlayTape):
@@ -223,7 +223,7 @@ def _back(tape: BoxTape, runs: list[BoxRun]) -> None:
 @uncollected()
 def played(question: Question) -> dict[Key, Moment]:
     """The moments of a step of these passes."""
-    tape, rules, start = BoxTape(), question.rules, 0
+    tape, rules = BoxTape(), question.rules
     kind = Fsdp1 if rules.flat else Fsdp2
     models = {"": Boxes(tape, Sharding(), None, rules)}
     for name, groups in (("policy", question.policy), ("reference", question.reference)):
@@ -231,23 +231,24 @@ def played(question: Question) -> dict[Key, Moment]:
             models[name] = Boxes(tape, kind(rules, tape, groups), groups, rules)
     policy = models["policy"].hooks
     tape.sharding = policy
-    for _ in range(question.steps):
-        start = len(tape.events)
-        for number in range(question.micro_steps):
-            tape.micro_step = number
-            _micro_step(tape, question, models, number + 1 == question.micro_steps)
-        tape.note("step", "optimizer")
+    if question.before:
+        _micro_step(tape, question.before, rules.late, models, last=True)
         tape.stored.clear()
         policy.zero_grad()
-        tape.note("step", "ended")
+        tape.note("before", "ended")
+    start = len(tape.events)
+    for number in range(question.micro_steps):
+        tape.micro_step = number
+        _micro_step(tape, question.halves, rules.late, models, last=number + 1 == question.micro_steps)
+    tape.note("step", "optimizer")
     found = moments(tape, tape.notes, start)
     tape.forget()
     return found
 
 
-def _micro_step(tape: BoxTape, question: Question, models: dict[str, Boxes], last: bool) -> None:
+def _micro_step(tape: BoxTape, halves: tuple[Half, ...], late: bool, models: dict[str, Boxes], *, last: bool) -> None:
     runs, waiting, policy = dict[str, BoxRun](), list[BoxRun](), models["policy"].hooks
-    for position, half in enumerate(question.halves):
+    for position, half in enumerate(halves):
         if half.point == "forward":
             layers = len(half.back)
             runs[half.name] = BoxRun(tape, models[half.owner], half, layers)
@@ -256,6 +257,6 @@ def _micro_step(tape: BoxTape, question: Question, models: dict[str, Boxes], las
             waiting.append(runs.pop(half.name))
             if half.joined:
                 continue
-            policy.reduces = not question.rules.late or (last and position + 1 == len(question.halves))
+            policy.reduces = not late or (last and position + 1 == len(halves))
             _back(tape, waiting[::-1])
             waiting.clear()

@@ -115,4 +115,5 @@ def _without(question: Question, first: int, left_out: int) -> Question:
         policy=policy._replace(layers=cut(policy.layers)),
         reference=reference and reference._replace(layers=cut(reference.layers)),
         halves=tuple(half._replace(back=cut(half.back), nested=cut(half.nested)) for half in question.halves),
+        before=tuple(half._replace(back=cut(half.back), nested=cut(half.nested)) for half in question.before),
     )

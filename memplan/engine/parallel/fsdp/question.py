@@ -33,10 +33,12 @@ def question_of(recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> Q
         for half in halves
     )
     if recipe.evaluating:
-        return Question(rules, policy, reference, halves, 2, 1)
+        return Question(
+            rules, policy, reference, halves, 2, tuple(half for half in halves if half.owner == "reference")
+        )
     micro_steps = min(recipe.batch.accumulation, 3 if rules.late else 2)
     remembers = reference is not None or rules.resharding not in (True, False)
-    return Question(rules, policy, reference, halves, micro_steps, 1 + remembers)
+    return Question(rules, policy, reference, halves, micro_steps, halves if remembers else ())
 
 
 def _box(in_full: bool, weights: list[Weight], measure: Measure, title: str) -> Sizes:
