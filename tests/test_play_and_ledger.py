@@ -88,8 +88,8 @@ BOUNDS = {
     # sharding: the most that 95 in 100 phases and that any phase may be apart, in percent
     "none": (0.5, 3),
     "ddp": (0.5, 3),
-    "fsdp2": (3, 25),
-    "fsdp": (12, 45),
+    "fsdp2": (0.5, 3),
+    "fsdp": (0.5, 3),
     "zero1": (8, 25),
     "zero2": (8, 25),
     "zero3": (16, 45),

@@ -7,7 +7,6 @@ from collections import deque
 
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.sharding import LAUNCHES, Group
-from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.units import ceil_div
 
@@ -149,7 +148,7 @@ class Fsdp1(Fsdp2):
         """An adapter that is a unit is reduced alone. Before the first of a layer runs back (BACKWARD_POST: after it)
         its hook gathers the layer before."""
         own = self._unit_of(param, scope)
-        if not self.rules.apart or (own is not self.root if scope == OUTSIDE else param.name in own.place):
+        if not self.rules.apart or param.name in own.place:
             super().took(param, scope, is_new=is_new)
             if self.rules.apart and own is self.first:  # token ids have no gradient to wait for
                 self._post_backward(self.first)
