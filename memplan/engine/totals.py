@@ -7,11 +7,12 @@ small trees. The figures are the ledger's own, to the byte (tests/test_quick.py)
 
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from memplan.engine.build import SECTIONS, Parts, _enter_sharding
 from memplan.engine.ledger import Ledger
-from memplan.engine.memo import MOST, Reading, Remembered, Values
+from memplan.engine.memo import MOST, PLAIN, Reading, Remembered, Values
 from memplan.engine.sums import Adding, Kind, Lasting, Sums, Totalled
 from memplan.spec.recipe import Recipe
 
@@ -69,8 +70,9 @@ class Remembering:
         self.names, self.rows = frozenset(made), tuple(_of_section(section, self.read) for section in sections)
         self.lasting = _of_section(sections[0], self.read, Lasting)
         self.sections, self.met = tuple(sections), dict[tuple[Any, ...], Totalled]()
-        self.asked = tuple[str, ...]()
-        """All that any section or part has read of any recipe: ``met`` has sums by it."""
+        self.asked: Callable[[Recipe], tuple[Any, ...]] = tuple
+        """What any section or part has read of any recipe, so many names: ``met`` has sums by it."""
+        self.covered = 0
         self.last: tuple[Recipe, _Parts] | None = None
         assert not self.names & set(dir(Recipe)), "a part that is named as a field of the recipe"
 
@@ -82,15 +84,19 @@ class Remembering:
 
     def totalled(self, recipe: Recipe) -> Totalled:
         """The sums of every section."""
-        parts = self.of(recipe)
-        found = self.met.get(tuple(map(parts.reading.__getitem__, self.asked)))
+        found = self.met.get(self._name(recipe))
         if found is None:
+            parts = self.of(recipe)
             found = Totalled([rows(parts.reading) for rows in self.rows], parts.schedule)
-            if len(self.met) >= MET or not self.read <= {*self.asked, *self.names}:
-                self.asked = tuple(self.read - self.names)
+            if len(self.met) >= MET or len(self.read) > self.covered:
+                self.covered, names = len(self.read), self.read - self.names
+                self.asked = attrgetter(*names) if "" not in names else lambda recipe: (recipe,)
                 self.met.clear()
-            self.met[tuple(map(parts.reading.__getitem__, self.asked))] = found
+            self.met[self._name(recipe)] = found
         return found
+
+    def _name(self, recipe: Recipe) -> tuple[Any, ...]:
+        return tuple([each if type(each) in PLAIN else VALUES.key(each) for each in self.asked(recipe)])
 
     def without(self, recipe: Recipe, section: Section) -> Totalled:
         """The sums of every section but one."""
