@@ -58,6 +58,7 @@ RAN = {
     "bridge-26.06": "0.5 GiB over; stages' layers are assumed",
     "bridge-26.04.01": "recomputation of 405B on GB200 is not told",
     "torchtune-cards": "the optimizer steps in backward and holds no gradients, which no key says",
+    "fsdp-qlora": "1 to 3.5 GiB more allocated than the card has, or segments beside what fits: open",
     "ljm565": "5 GiB and more of segments beside what is allocated, which has room: open",
     "trl-1m": "what checkpoints keep goes to the host, which no key says of several GPUs",
     "gpt2-cards": "the whole is compiled, its loss too: logits are counted as eager torch holds them",
