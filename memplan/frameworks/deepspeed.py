@@ -160,12 +160,6 @@ def _optimizer(keys: Keys) -> None:
 
 
 FRAMEWORK = Framework(
-    "deepspeed",
-    "DeepSpeed",
-    "0.19",
-    recognise,
-    read,
-    write_deepspeed,
-    launches=True,
+    "deepspeed", "DeepSpeed", "0.19", recognise, read, write_deepspeed, launches=True,
     writes=words_of("batch_size gradient_accumulation_steps sharding zero_stage deepspeed offload grad_dtype"),
-)
+)  # fmt: skip

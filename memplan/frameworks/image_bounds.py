@@ -63,13 +63,8 @@ def fill_packed(where: str, key: str, draft: Draft) -> None:
         del draft.values[name], draft.origins[name]
     draft.origins.pop("batch_size", None)
     draft.put("batch_size", rows, Origin(ASSUMED, f"{why} are counted as {rows} sequences of {length}"))
-    draft.bound(
-        next(iter(packed)),
-        where,
-        f"packed rows with images are counted as {rows} whole sequences",
-        "batch",
-        "" if own else "batch_size",
-    )
+    counted = f"packed rows with images are counted as {rows} whole sequences"
+    draft.bound(next(iter(packed)), where, counted, "batch", "" if own else "batch_size")
 
 
 CANVAS = 10**4

@@ -18,6 +18,7 @@ from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.programs import reader as python
 from memplan.frameworks.registry import recognise
 from memplan.frameworks.shell.reader import Command, Word, options_of, scalar
+from memplan.units import words_of
 
 _OTHER = re.compile(
     r"(?:^|[_/.-])(?:eval\w*|infer\w*|generat\w*|predict\w*|serv\w*|merge\w*|export\w*|convert\w*|preprocess\w*|prepare\w*"
@@ -26,17 +27,7 @@ _OTHER = re.compile(
 )
 """Programs that prepare, evaluate or serve."""
 _TRAINS = re.compile(r"train|finetun|fine_tun|pretrain", re.IGNORECASE)
-CONFIGS = (
-    "config",
-    "job.config_file",
-    "config_file",
-    "config_path",
-    "cfg",
-    "yaml",
-    "yaml_file",
-    "yaml_path",
-    "args_file",
-)
+CONFIGS = words_of("config job.config_file config_file config_path cfg yaml yaml_file yaml_path args_file")
 """Options of a script that name its config."""
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
 BY_NAME = "trl"

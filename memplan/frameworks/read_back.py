@@ -18,6 +18,7 @@ from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
+from memplan.units import words_of
 
 SERVES = " trl vllm-serve "
 """In a script that starts the engine, too, which no other file says."""
@@ -29,12 +30,8 @@ OF_TOOL = ("gpu", "margin", "calibration", "cluster", "gpus_per_node", "mixer_ke
 """What is memplan's own, or of the machine."""
 QUIET = ("provenance.", "hardware.gpu", "hardware.margin", "hardware.cluster")
 """How fields of a recipe begin that say nothing of what runs."""
-OF_STAGE_3 = (
-    "prefetch_bucket_size",
-    "param_persistence_threshold",
-    "max_live_parameters",
-    "max_reuse_distance",
-    "sub_group_size",
+OF_STAGE_3 = words_of(
+    "prefetch_bucket_size param_persistence_threshold max_live_parameters max_reuse_distance sub_group_size"
 )
 
 

@@ -17,13 +17,8 @@ _AUTO = dict.fromkeys(
     ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
 )
 _CPU: dict[str, Any] = {"device": "cpu", "pin_memory": True}
-_AXOLOTL: dict[str, Any] = {
-    "stage": 3,
-    "overlap_comm": True,
-    "contiguous_gradients": True,
-    "sub_group_size": 0,
-    **_AUTO,
-}
+_AXOLOTL: dict[str, Any] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, **_AUTO,
+                            "sub_group_size": 0}  # fmt: skip
 _FACTORY: dict[str, Any] = {"stage": 3, "overlap_comm": False, "contiguous_gradients": True, **_AUTO,
                             "sub_group_size": 1e9}  # fmt: skip
 _FLAT: dict[str, Any] = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8, "overlap_comm": False,

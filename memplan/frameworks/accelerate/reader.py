@@ -186,13 +186,9 @@ def _joined(keys: Keys, over: Keys, section: str, prefix: str) -> Keys:
     return Keys(keys.draft, merged, FRAMEWORK)
 
 
-ZERO_OPTIONS = {
-    "zero_stage",
-    "deepspeed_config_file",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "gradient_accumulation_steps",
-}
+ZERO_OPTIONS = words(
+    "zero_stage deepspeed_config_file offload_optimizer_device offload_param_device gradient_accumulation_steps"
+)
 
 
 PLUGIN = words(

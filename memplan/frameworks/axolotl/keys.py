@@ -21,11 +21,7 @@ DEFAULTS: dict[str, Any] = settings_in(
 )
 METHODS = {"dpo": "dpo", "ipo": "ipo", "orpo": "orpo", "kto": "kto", "simpo": "simpo", "grpo": "grpo", "gdpo": "grpo"}
 """``rl`` -> method; GDPO normalises GRPO's rewards one by one."""
-OWN_OPTIMIZERS = {
-    "ao_adamw_4bit": "adamw_torch_4bit",
-    "ao_adamw_8bit": "adamw_torch_8bit",
-    "optimi_adamw": "adamw_torch",
-}
+OWN_OPTIMIZERS = pairs_of("ao_adamw_4bit=adamw_torch_4bit ao_adamw_8bit=adamw_torch_8bit optimi_adamw=adamw_torch")
 """Other names of transformers' optimizers; empty: not modelled."""
 ATTENTION_FLAGS = pairs_of(
     """xformers_attention=xformers sage_attention=sage flex_attention flash_attention=flash_attention_2

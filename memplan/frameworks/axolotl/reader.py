@@ -287,14 +287,7 @@ def _fsdp(keys: Keys) -> None:
 
 
 FRAMEWORK = Framework(
-    "axolotl",
-    "Axolotl",
-    "0.18",
-    recognise,
-    read,
-    write,
-    extends=("transformers", "trl", "memplan"),
-    trainer_of=trainer_of,
-    onto=in_flags,
+    "axolotl", "Axolotl", "0.18", recognise, read, write, extends=("transformers", "trl", "memplan"),
+    trainer_of=trainer_of, onto=in_flags,
     beside=lambda job: ("num_gpus", "gpus_per_node", *(("sequence_length",) if job.method == "grpo" else ())),
-)
+)  # fmt: skip

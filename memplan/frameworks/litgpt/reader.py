@@ -20,29 +20,15 @@ DEFAULTS: dict[str, Any] = settings_in(
     """precision=bf16-true devices=1 num_nodes=1 lora_r=8 lora_alpha=16 lora_dropout=0.05 lora_query=true
     lora_key=false lora_value=true lora_projection=false lora_mlp=false lora_head=false optimizer=AdamW"""
 )
-TARGETS = {
-    "lora_query": ("q_proj",),
-    "lora_key": ("k_proj",),
-    "lora_value": ("v_proj",),
-    "lora_projection": ("o_proj",),
-    "lora_mlp": ("gate_proj", "up_proj", "down_proj"),
-    "lora_head": ("lm_head",),
-}
+TARGETS = pairs_of(
+    """lora_query=q_proj lora_key=k_proj lora_value=v_proj lora_projection=o_proj
+    lora_mlp=gate_proj,up_proj,down_proj lora_head=lm_head"""
+)
 """LitGPT's switches -> the Hub's names."""
-PRECISIONS = {
-    "bf16-true": ("bf16", False),
-    "16-true": ("fp16", False),
-    "32-true": ("fp32", False),
-    "32": ("fp32", False),
-    "bf16-mixed": ("bf16-amp", True),
-    "16-mixed": ("fp16-amp", True),
-}
+PRECISIONS = pairs_of("bf16-true=bf16 16-true=fp16 32-true=fp32 32=fp32 bf16-mixed=bf16-amp 16-mixed=fp16-amp")
 QUANTISED = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-double", "bnb.fp4": "fp4", "bnb.int8-training": "int8"}
-PRETRAINED = {
-    "tiny-llama-1.1b": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
-    "pythia-14m": "EleutherAI/pythia-14m",
-    "pythia-70m": "EleutherAI/pythia-70m",
-    "pythia-160m": "EleutherAI/pythia-160m",
+PRETRAINED = {f"pythia-{size}": f"EleutherAI/pythia-{size}" for size in ("14m", "70m", "160m")} | {
+    "tiny-llama-1.1b": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"
 }
 """Names of its own configs -> the Hub's."""
 OPTIMIZERS = pairs_of(
@@ -112,7 +98,7 @@ def read_settings(settings: Settings, draft: Draft) -> None:
     name = (keys.text("precision") or "bf16-true").lower()
     if name not in PRECISIONS:
         raise settings.error("precision", f"{name[:20]!r} is not modelled", f"modelled: {', '.join(PRECISIONS)}")
-    precision, autocast = PRECISIONS[name]
+    precision, autocast = PRECISIONS[name], name.endswith("-mixed")
     keys.put("precision", precision, "precision")
     if gpus > 1 and autocast:
         keys.draft.remarks.append(
@@ -189,7 +175,7 @@ def _sharding(keys: Keys, gpus: int, pretraining: bool) -> None:
 def _adapter(keys: Keys, precision: str) -> None:
     """LoRA where one of its settings is there; bitsandbytes under it."""
     said = [key for key in DEFAULTS if key.startswith("lora_") and keys.has(key)]
-    targets = [name for key, names in TARGETS.items() if keys.flag(key) for name in names]
+    targets = [name for key, names in TARGETS.items() if keys.flag(key) for name in names.split(",")]
     rank, alpha, dropout = keys.whole("lora_r"), keys.number("lora_alpha"), keys.number("lora_dropout")
     if not said:
         return

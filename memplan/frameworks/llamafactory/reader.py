@@ -288,13 +288,6 @@ def _quantisation(keys: Keys) -> None:
 
 
 FRAMEWORK = Framework(
-    "llamafactory",
-    "LLaMA-Factory",
-    "0.9.5",
-    recognise,
-    read,
-    write,
-    extends=("transformers", "trl", "memplan"),
-    trainer="llamafactory",
-    beside=lambda job: ("num_gpus", "gpus_per_node"),
-)
+    "llamafactory", "LLaMA-Factory", "0.9.5", recognise, read, write, extends=("transformers", "trl", "memplan"),
+    trainer="llamafactory", beside=lambda job: ("num_gpus", "gpus_per_node"),
+)  # fmt: skip

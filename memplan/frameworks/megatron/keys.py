@@ -9,7 +9,7 @@ from typing import Any
 from memplan.frameworks.deciding import LITTLE
 from memplan.frameworks.documents import words
 from memplan.tables.texts import parts_of, rows_of, settings_in
-from memplan.units import by_word
+from memplan.units import by_word, pairs_of
 
 _PARTS = parts_of(__file__)
 
@@ -30,19 +30,15 @@ DEFAULTS: dict[str, Any] = settings_in(
 )
 MASK = 2**26
 """Bytes of a data loader's mask from which on it is told: 64 MiB."""
-DEFAULTS_OF_EXPERTS: dict[str, Any] = {
-    "moe_token_dispatcher_type": "allgather",
-    "moe_permute_fusion": False,
-    "moe_grouped_gemm": False,
-}
+DEFAULTS_OF_EXPERTS: dict[str, Any] = settings_in(
+    "moe_token_dispatcher_type=allgather moe_permute_fusion=false moe_grouped_gemm=false"
+)
 """The same, of a mixture of experts."""
-SIZES = {
-    "tensor_model_parallel_size": "tensor_parallel",
-    "pipeline_model_parallel_size": "pipeline_parallel",
-    "context_parallel_size": "context_parallel",
-    "expert_model_parallel_size": "expert_parallel",
-    "expert_tensor_parallel_size": "expert_tensor_parallel",
-}
+SIZES = pairs_of(
+    """tensor_model_parallel_size=tensor_parallel pipeline_model_parallel_size=pipeline_parallel
+    context_parallel_size=context_parallel expert_model_parallel_size=expert_parallel
+    expert_tensor_parallel_size=expert_tensor_parallel"""
+)
 FUSED_LINEARS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
@@ -50,19 +46,16 @@ FUSED_LINEARS = {
     "linear_fc2": ("down_proj",),
 }
 """What Megatron's linears are in models of the Hub."""
-NEGATIONS = {
-    "no_gradient_accumulation_fusion": "gradient_accumulation_fusion",
-    "no_bias_swiglu_fusion": "bias_swiglu_fusion",
-    "no_rope_fusion": "apply_rope_fusion",
-}
-OTHER_NAMES = {
-    "recompute_num_layers": "recompute_num_layers",
-    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
-    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
-    "num_distributed_optimizer_instances": "num_distributed_optimizer_instances",
-    "ddp_pad_buckets_for_high_nccl_busbw": "pad_buckets_for_high_nccl_busbw",
-    "ddp_reduce_scatter_with_fp32_accumulation": "reduce_scatter_with_fp32_accumulation",
-}
+NEGATIONS = pairs_of(
+    """no_gradient_accumulation_fusion=gradient_accumulation_fusion no_bias_swiglu_fusion=bias_swiglu_fusion
+    no_rope_fusion=apply_rope_fusion"""
+)
+OTHER_NAMES = pairs_of(
+    """recompute_num_layers decoder_first_pipeline_num_layers=num_layers_in_first_pipeline_stage
+    decoder_last_pipeline_num_layers=num_layers_in_last_pipeline_stage num_distributed_optimizer_instances
+    ddp_pad_buckets_for_high_nccl_busbw=pad_buckets_for_high_nccl_busbw
+    ddp_reduce_scatter_with_fp32_accumulation=reduce_scatter_with_fp32_accumulation"""
+)
 DECIDES = by_word(
     {
         "model": """spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern

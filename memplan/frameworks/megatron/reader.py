@@ -287,14 +287,5 @@ def _close(keys: Keys) -> None:
             keys.warn(key, f"no argument of {keys.framework.title}'s that is known", of_unknown(key, keys.draft.facts))
 
 
-FRAMEWORK = Framework(
-    "megatron",
-    "Megatron-LM",
-    "core 0.16",
-    recognise,
-    read,
-    write,
-    extends=OTHERS,
-    trainer="megatron",
-    same_model=felt_shape,
-)
+FRAMEWORK = Framework("megatron", "Megatron-LM", "core 0.16", recognise, read, write, extends=OTHERS,
+                      trainer="megatron", same_model=felt_shape)  # fmt: skip

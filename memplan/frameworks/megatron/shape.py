@@ -149,18 +149,13 @@ def _mixture(part: FeedForward) -> Mixture | None:
     if experts is None:
         return None
     routing = experts.routing
+    groups = (routing.groups, routing.kept_groups) if routing.groups > 1 else (0, 0)
     down = [linear for linear in part.shared if linear.name.endswith("down_proj")]
     gate = any(linear.outputs == 1 for linear in part.shared)
+    width = down[0].inputs if down else 0
+    sigmoid = routing.scores == "sigmoid"
     return Mixture(
-        experts.count,
-        experts.active,
-        experts.intermediate,
-        down[0].inputs if down else 0,
-        gate,
-        routing.scores == "sigmoid",
-        routing.corrected,
-        routing.groups if routing.groups > 1 else 0,
-        routing.kept_groups if routing.groups > 1 else 0,
+        experts.count, experts.active, experts.intermediate, width, gate, sigmoid, routing.corrected, *groups
     )
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from memplan.frameworks.documents import words
+from memplan.frameworks.megatron.keys import SIZES as OF_MEGATRON
 from memplan.tables.texts import parts_of, settings_in
 
 _PARTS = parts_of(__file__)
@@ -70,18 +71,8 @@ STAGES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_sta
 """Megatron's settings that memplan has under the same names."""
 DEFAULTS = _POLICY | {"policy.train_micro_batch_size": 1}
 SIZES = {
-    "dtensor_cfg": (
-        ("tensor_parallel_size", "tensor_parallel"),
-        ("context_parallel_size", "context_parallel"),
-        ("expert_parallel_size", "expert_parallel"),
-    ),
-    "megatron_cfg": (
-        ("tensor_model_parallel_size", "tensor_parallel"),
-        ("pipeline_model_parallel_size", "pipeline_parallel"),
-        ("context_parallel_size", "context_parallel"),
-        ("expert_model_parallel_size", "expert_parallel"),
-        ("expert_tensor_parallel_size", "expert_tensor_parallel"),
-    ),
+    "dtensor_cfg": tuple((f"{name}_parallel_size", f"{name}_parallel") for name in ("tensor", "context", "expert")),
+    "megatron_cfg": tuple(OF_MEGATRON.items()),
 }
 """Backend -> its sizes and the job's."""
 ON: dict[str, tuple[str, str, bool]] = {

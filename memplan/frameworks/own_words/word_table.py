@@ -1,6 +1,7 @@
 """How frameworks name and write what a job's key says: words to ask a reader with (``own_words``), of no framework in
 particular. What a reader makes of them decides."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,43 +47,9 @@ VALUES: Mapping[tuple[str, str], tuple[Any, ...]] = {
 """How frameworks write a value of the job where they do not write it as memplan does."""
 
 TOGETHER: Mapping[tuple[str, str], tuple[Mapping[str, Any], ...]] = {
-    ("kernels", "liger"): (
-        {
-            "plugins": ["axolotl.integrations.liger.LigerPlugin"],
-            "liger_rms_norm": True,
-            "liger_glu_activation": True,
-            "liger_fused_linear_cross_entropy": True,
-        },
-    ),
-    ("attention", "sdpa"): ({"flash_attention": False, "sdp_attention": True},),
-    ("quantization", "nf4"): ({"adapter": "qlora", "load_in_4bit": True},),
-    ("lora", ""): (
-        {"use_peft": True},
-        {"peft_config": {"name": "lora", "r": 16}},
-        {
-            "model._component_": "lora_{name}",
-            "model.lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
-            "model.apply_lora_to_mlp": True,
-            "model.lora_rank": 16,
-        },
-    ),
-    ("entropy", "metric"): (
-        {"actor_rollout_ref.actor.entropy_coeff": 0, "actor_rollout_ref.actor.calculate_entropy": True},
-    ),
-    **{
-        ("sharding", f"zero{n}"): ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": n}},)
-        for n in range(1, 4)
-    },
-    ("sharding", "fsdp2"): (
-        {
-            "distributed_type": "FSDP",
-            "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
-        },
-    ),
-    ("gradient_checkpointing", "full"): (
-        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-        {"trainer.model.ac.mode": "full"},
-    ),
+    (key, value): tuple(json.loads(text))
+    for name, text in rows_of(_PARTS["together"]).items()
+    for key, _, value in [name.partition(" ")]
 }
 """Keys that say a value of the job only together, or before others, the first one of those that the reader looks for; a
 mapping's value is empty here. What a file's list has stays; ``{name}`` is the last part of the name that it has."""

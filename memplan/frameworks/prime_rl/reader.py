@@ -16,6 +16,7 @@ from memplan.frameworks.own_words.names import bound_images, with_values
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER, read_adapters
 from memplan.frameworks.prime_rl.head import read_head
 from memplan.frameworks.prime_rl.source import form_of, of_document, trainings
+from memplan.tables.texts import settings_in
 from memplan.units import ceil_div, pairs_of
 
 NEWER = (
@@ -28,18 +29,11 @@ OLDER = (
     "orchestrator.rollouts_per_example", "orchestrator.env", "orchestrator.sampling", "orchestrator.student",
     "max_async_level", "orchestrator.max_async_level", "inference.model", "inference.parallel", "trainer_gpu_ids",
 )  # fmt: skip
-BEFORE: Mapping[str, Any] = {
-    f"{MODEL}seq_len": 2048,
-    f"{MODEL}optimization_dtype": "float32",
-    f"{MODEL}fused_lm_head_token_chunk_size": "disabled",
-    f"{MODEL}optim_cpu_offload": False,
-    "deployment.num_train_gpus": 1,
-    "deployment.num_infer_gpus": 1,
-    "deployment.gpus_per_node": 8,
-    "trainer.data.batch_size": 128,
-    "trainer.data.micro_batch_size": 1,
-    "trainer.optim.type": "adamw",
-}
+BEFORE: Mapping[str, Any] = settings_in(
+    """model.seq_len=2048 model.optimization_dtype=float32 model.fused_lm_head_token_chunk_size=disabled
+    model.optim_cpu_offload=false data.batch_size=128 data.micro_batch_size=1 optim.type=adamw""",
+    TRAINER,
+) | settings_in("num_train_gpus=1 num_infer_gpus=1 gpus_per_node=8", "deployment.")
 SINCE = {**BEFORE, f"{MODEL}fused_lm_head_token_chunk_size": 8192, f"{MODEL}optim_cpu_offload": True}
 VAL = f"{TRAINER}val.data."
 INFLIGHT, STASHED = f"{MODEL}ac_offloading.max_inflight_activations", 5
@@ -55,12 +49,7 @@ ENGINE = {
 }
 LESS = ("sign_sgd", "lion", "adamw8bit", "adamw_8bit")
 """Optimizers that keep less than AdamW, of prime-rl (SignSGD, no state) and of its forks."""
-NOT_COUNTED = {
-    f"{MODEL}vlm": "lengths",
-    f"{MODEL}quantization": "precision",
-    f"{MODEL}debug.num_layers": "model",
-    f"{MODEL}fp8": "precision",
-}
+NOT_COUNTED = settings_in("vlm=lengths quantization=precision debug.num_layers=model fp8=precision", MODEL)
 HARMLESS = words(
     """optim scheduler loss ckpt weights weight_broadcast rollout_transport log wandb monitor monitors
     output_dir tokenizer max_steps gc trace_path memory_profiler_path dist_timeout_seconds heartbeat

@@ -23,6 +23,7 @@ from memplan.frameworks.programs.values import (
 )
 from memplan.frameworks.shell.reader import scalar
 from memplan.tables.trainer import version_key
+from memplan.units import words_of
 
 
 def _version(call: Call) -> Any:
@@ -243,24 +244,17 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "omegaconf.OmegaConf.from_cli": _from_command,
     "os.environ.get": _environment,
     "os.environ.setdefault": _default,
-    "packaging.version.parse": _version,
-    "packaging.version.Version": _version,
+    **dict.fromkeys(("packaging.version.parse", "packaging.version.Version"), _version),
     "os.getenv": _environment,
-    "*.is_bfloat16_supported": _card,
-    "*.is_bf16_supported": _card,
-    "*.is_torch_bf16_gpu_available": _card,
+    **dict.fromkeys(words_of("*.is_bfloat16_supported *.is_bf16_supported *.is_torch_bf16_gpu_available"), _card),
     "*.get_device_capability": _capability,
     "torch.cuda.is_available": lambda call: True,
     "hasattr": _hasattr,
     "isinstance": _isinstance,
     **dict.fromkeys(
-        (
-            "torch.backends.mps.is_available",
-            "torch.xpu.is_available",
-            "*.is_torch_xpu_available",
-            "*.is_torch_npu_available",
-            "*.is_torch_mps_available",
-            "*.is_torch_xla_available",
+        words_of(
+            """torch.backends.mps.is_available torch.xpu.is_available *.is_torch_xpu_available
+            *.is_torch_npu_available *.is_torch_mps_available *.is_torch_xla_available"""
         ),
         lambda call: False,
     ),
@@ -284,14 +278,9 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     "round": _number(round),
     "getattr": _getattr,
     "setattr": _setattr,
-    "vars": _mapping,
-    "dict": _mapping,
-    "dataclasses.asdict": _mapping,
+    **dict.fromkeys(("vars", "dict", "dataclasses.asdict"), _mapping),
     "dataclasses.replace": _replaced,
-    "list": _list,
-    "tuple": _list,
-    "set": _list,
-    "sorted": _list,
+    **dict.fromkeys(("list", "tuple", "set", "sorted"), _list),
     "*.snapshot_download": lambda call: call.get(0, "repo_id", call.get(0, "model_id")),
     "importlib.import_module": _module,
     "importlib.reload": lambda call: call.get(0, "module"),

@@ -11,6 +11,7 @@ from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import MODEL as MADE
 from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thing, Unknown, truth
+from memplan.units import pairs_of
 
 UNSLOTH = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastLlamaModel", "FastMistralModel", "FastQwen2Model")
 NO_MODELS = (
@@ -18,21 +19,11 @@ NO_MODELS = (
 )  # fmt: skip
 """How classes end whose ``from_pretrained`` loads no model."""
 TRAINERS: Mapping[str, str] = {
-    "SFTTrainer": "sft",
-    "UnslothTrainer": "sft",
-    "DPOTrainer": "dpo",
-    "KTOTrainer": "kto",
-    "ORPOTrainer": "orpo",
-    "CPOTrainer": "cpo",
-    "RewardTrainer": "reward",
-    "GRPOTrainer": "grpo",
-    "RLOOTrainer": "rloo",
-    "PPOTrainer": "ppo",
-    "PPOv2Trainer": "ppo",
-    "RLOOv2Trainer": "rloo",
-    "OnlineDPOTrainer": "online-dpo",
-    "GKDTrainer": "distill",
-    **dict.fromkeys(("Trainer", "Seq2SeqTrainer"), "transformers"),
+    **pairs_of(
+        """SFTTrainer=sft UnslothTrainer=sft DPOTrainer=dpo KTOTrainer=kto ORPOTrainer=orpo CPOTrainer=cpo
+        RewardTrainer=reward GRPOTrainer=grpo RLOOTrainer=rloo PPOTrainer=ppo PPOv2Trainer=ppo RLOOv2Trainer=rloo
+        OnlineDPOTrainer=online-dpo GKDTrainer=distill Trainer=transformers Seq2SeqTrainer=transformers"""
+    ),
     **{f"{name}Trainer": name.lower() for name in ("XPO", "NashMD", "BCO", "PRM", "Gold", "SDFT", "MiniLLM", "TPO")},
     **{f"{name}Trainer": name.lower() for name in ("DDPO", "AlignProp", "IterativeSFT")},
 }

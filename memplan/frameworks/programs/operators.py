@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.frameworks.programs.values import MAX_TEXT, Method, Place, Thing, Unknown, known, root_of
+from memplan.units import pairs_of
 
 MAX_ITEMS = 400
 
@@ -15,22 +16,16 @@ MAX_ITEMS = 400
 MAX_NUMBER = 10**18
 
 OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.BitOr: operator.or_,
+    getattr(ast, name): getattr(operator, word)
+    for name, word in pairs_of(
+        "Add=add Sub=sub Mult=mul Div=truediv FloorDiv=floordiv Mod=mod Pow=pow BitOr=or_"
+    ).items()
 }
 
 COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
+    **{getattr(ast, name): getattr(operator, name.lower()) for name in ("Eq", "Lt", "Gt")},
     ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
     ast.LtE: operator.le,
-    ast.Gt: operator.gt,
     ast.GtE: operator.ge,
     ast.In: lambda one, other: one in other,
     ast.NotIn: lambda one, other: one not in other,

@@ -11,12 +11,7 @@ from memplan.frameworks.shell.words import Variables
 _UNSET = re.compile(rf"{UNKNOWN}\$\{{?[A-Za-z_]\w*\}}?")
 """A variable that the script never sets: empty, if nobody exports it."""
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 _FILES = ("-f", "-e", "-s", "-r", "-d", "-x", "-w", "-h", "-L")
 

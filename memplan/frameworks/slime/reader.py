@@ -157,15 +157,9 @@ def _read(keys: Keys, own: Settings) -> None:
         _teacher(keys)
     if keys.flag("recompute_loss_function") and not supervised:
         keys.put("recompute_loss", True, "recompute_loss_function")
-    for key, why, decides in (
-        (
-            "custom_model_provider_path",
-            "a model of the project's own code is counted as the arguments describe it",
-            "model",
-        ),
-        ("custom_loss_function_path", "a loss of the project's own code is counted as slime's", "loss"),
-    ):
-        keys.warn(key, why, decides)
+    why = "a model of the project's own code is counted as the arguments describe it"
+    keys.warn("custom_model_provider_path", why, "model")
+    keys.warn("custom_loss_function_path", "a loss of the project's own code is counted as slime's", "loss")
     if (keys.whole("data_pad_size_multiplier") or 0) > PADDED:
         keys.warn("data_pad_size_multiplier", "what fills a micro-batch up is not counted", "lengths")
     keys.skip(*HARMLESS, *(key for key in keys.settings.values if OWN.fullmatch(key)))

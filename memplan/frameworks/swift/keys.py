@@ -47,19 +47,15 @@ DEFAULTS: dict[str, Any] = TRAINER | settings_in(
     galore_update_proj_gap=50 cpo_alpha=1.0 split_dataset_ratio=0.0"""
 )
 """ms-swift 4."""
+_OF_THIRD = DEFAULTS | {"optim": OLD_TRAINER["optim"]}
 BY_VERSION: dict[str, dict[str, Any]] = {
     NEWEST: DEFAULTS,
-    THIRD: DEFAULTS | {"optim": OLD_TRAINER["optim"]},
-    SECOND: DEFAULTS
-    | {
-        "optim": OLD_TRAINER["optim"],
-        "target_modules": ["DEFAULT"],
-        "max_length": 2048,
-        "freeze_vit": False,
-        "freeze_aligner": False,
-        "split_dataset_ratio": 0.01,
-        "per_device_eval_batch_size": None,
-    },
+    THIRD: _OF_THIRD,
+    SECOND: _OF_THIRD
+    | settings_in(
+        """target_modules=["DEFAULT"] max_length=2048 freeze_vit=false freeze_aligner=false split_dataset_ratio=0.01
+        per_device_eval_batch_size=null"""
+    ),
 }
 METHODS = pairs_of("sft pt=sft dpo orpo simpo kto cpo rm=reward ppo grpo gkd=distill")
 """A command's word, or ``rlhf_type``, and the method. ``dpo`` and its like were commands of ms-swift 1 and 2."""

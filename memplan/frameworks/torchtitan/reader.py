@@ -278,14 +278,5 @@ def _optimizer(keys: Keys) -> None:
     keys.close(words("lr eps weight_decay beta1 beta2 fused early_step_in_backward"))
 
 
-FRAMEWORK = Framework(
-    "torchtitan",
-    "torchtitan",
-    "0.2",
-    recognise,
-    read,
-    write,
-    trainer="pytorch",
-    trainer_of=own_of,
-    extends=("memplan",),
-)
+FRAMEWORK = Framework("torchtitan", "torchtitan", "0.2", recognise, read, write, trainer="pytorch",
+                      trainer_of=own_of, extends=("memplan",))  # fmt: skip

@@ -71,14 +71,8 @@ TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_p
 LINEAR_LOSS = "torchtune.modules.loss.LinearCrossEntropyLoss"
 LOSSES = {LINEAR_LOSS: "0.7", "torchtune.modules.loss.CEWithChunkedOutputLoss": "0.6", "torch.nn.CrossEntropyLoss": ""}
 """Loss of SFT -> the version whose default it was."""
-METHOD_OF_LOSS = (
-    ("loss.DPOLoss", "dpo"),
-    ("loss.RSOLoss", "dpo"),
-    ("loss.IPOLoss", "ipo"),
-    ("loss.SimPOLoss", "simpo"),
-    ("loss.PPOLoss", "ppo"),
-    ("GRPO", "grpo"),
-    ("KL", "distill"),
+METHOD_OF_LOSS = pairs_of(
+    """loss.DPOLoss=dpo loss.RSOLoss=dpo loss.IPOLoss=ipo loss.SimPOLoss=simpo loss.PPOLoss=ppo GRPO=grpo KL=distill"""
 )
 """Part of a loss's name -> its method."""
 DISTRIBUTED_ONLY = words_of(
@@ -91,12 +85,9 @@ DEFAULTS: dict[str, Any] = settings_in(
     enable_activation_offloading=false optimizer_in_bwd=false fsdp_cpu_offload=false fsdp_reshard_after_forward=true
     tensor_parallel_dim=1 context_parallel_dim=1 data_parallel_replicate_dim=1 compile=false"""
 )
-SECTIONS = tuple(
-    f"{name}."
-    for name in words(
-        """checkpointer metric_logger profiler lr_scheduler tokenizer dataset dataset_val tensor_parallel_plan inference
-        generation"""
-    )
+SECTIONS = words_of(
+    """checkpointer. metric_logger. profiler. lr_scheduler. tokenizer. dataset. dataset_val. tensor_parallel_plan.
+    inference. generation."""
 )
 """Sections whose other keys memory does not feel."""
 HARMLESS = words(

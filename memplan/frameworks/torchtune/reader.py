@@ -117,7 +117,7 @@ def _training(keys: Keys) -> None:
 def _method(keys: Keys) -> str:
     """Of the loss, else of the recipe's name."""
     loss = str(keys.get(f"loss{COMPONENT}") or "")
-    found = next((method for part, method in METHOD_OF_LOSS if part in loss), "")
+    found = next((method for part, method in METHOD_OF_LOSS.items() if part in loss), "")
     if keys.has(f"kd_loss{COMPONENT}") or keys.has(f"teacher_model{COMPONENT}"):
         found = "distill"
         keys.skip(*(key for key in keys.settings.values if key.startswith(("kd_", "teacher_"))))

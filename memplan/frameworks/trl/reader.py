@@ -258,14 +258,6 @@ def _losses_of(keys: Keys, method: str) -> None:
 
 
 FRAMEWORK = Framework(
-    "trl",
-    "TRL",
-    "1.16",
-    recognise,
-    read,
-    write,
-    generates=True,
-    extends=("transformers",),
-    trainer="trl",
+    "trl", "TRL", "1.16", recognise, read, write, generates=True, extends=("transformers",), trainer="trl",
     beside=lambda job: ("sequence_length",) if job.method in ("grpo", "rloo", "ppo") else (),
-)
+)  # fmt: skip
