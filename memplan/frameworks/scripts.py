@@ -4,14 +4,13 @@ Where a condition cannot be known, each of its arms is gone through on its own, 
 value before it, else the first, is what comes after. Of a loop the first value is taken. Both are said."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.shell.builtins import ASSIGNED, BUILTINS, DECLARES
-from memplan.frameworks.shell.calls import SHELLS, SUBMITS, Calls, takes_script
+from memplan.frameworks.shell.calls import Calls, takes_script
 from memplan.frameworks.shell.fields import UNKNOWN, Value, shown, unknown
 from memplan.frameworks.shell.nodes import Block, Branch, Chain, Choice, Function, Loop, Node, Simple
 from memplan.frameworks.shell.parts import parse
@@ -25,10 +24,6 @@ MAX_STEPS = 30_000
 """Commands, and arms of conditions, that are gone through."""
 MAX_TURNS, MOST_KEPT = 200, 512
 """Turns of one loop over arguments; scripts of a project whose commands are kept: each of its files asks for them."""
-TERMINALS = ("tmux", "screen")
-OWN_NAME = re.compile(r"\$(0|\{0\}|\{?BASH_SOURCE)")
-OWN_WORD = re.compile(r"\"?\$(0|\{0\}|BASH_SOURCE|\{BASH_SOURCE(\[0\])?\})\"?")
-OWN_LINE = re.compile(rf"\"(?:ba|z)?sh (?:\\?{OWN_WORD.pattern})( .*)?\"")
 STOPS = ("exit", "return", "break", "continue")
 
 
@@ -72,6 +67,7 @@ class _Running(Calls):
         for name in [name for name in self.functions if name not in self.called]:
             self.variables.arguments = None
             self.body(self.functions[name].body)
+        self.left()
 
     def inner(self, text: str, line: int) -> str:
         """A script, or one in quotes."""
@@ -97,9 +93,7 @@ class _Running(Calls):
         if isinstance(node, Chain):
             return self.chain(node)
         if isinstance(node, Block):
-            stop = self.body(node.body)
-            self.status = "ran"
-            return stop
+            return self.block(node)
         if isinstance(node, Function):
             self.functions[node.name] = node
             self.called.discard(node.name)
@@ -108,6 +102,17 @@ class _Running(Calls):
         arms = self.choice if isinstance(node, Choice) else self.loop
         stop = self.branch(node) if isinstance(node, Branch) else arms(node)  # type: ignore[arg-type]
         self.status = "ran"
+        return stop
+
+    def block(self, node: Block) -> str:
+        """``{ … }``, whose commands may write to one file: ``{ echo …; } > job.sh``."""
+        outer = self.into
+        for each in node.redirects:
+            if each.sign in (">", ">>", ">|"):
+                self.into = self.variables.text(each.target.text, each.target.line)
+                self.files |= {shown(self.into): ""} if each.sign != ">>" else {}
+        stop = self.body(node.body)
+        self.into, self.status = outer, "ran"
         return stop
 
     def chain(self, node: Chain) -> str:
@@ -269,7 +274,7 @@ class _Running(Calls):
         if name in STOPS:
             self.gives_up = self.resubmits or any(word.text not in ("0", "$?") for word in rest)
             return name
-        if self._again(name, words, node.words[start + 1 :]):
+        if self.again(name, words, node.words[start + 1 :]):
             self.resubmits = True  # what runs then is the script, without this arm
             return ""
         if name in self.functions:
@@ -282,18 +287,8 @@ class _Running(Calls):
         builtin = BUILTINS.get(name)
         if builtin is not None:
             return builtin(self, rest, node.redirects, own) or ""
-        script = self.variables.read(node.redirects) if takes_script(words) else None
+        script = self.script_read(node.redirects) if takes_script(words) else None
         return self.quoted(Word(script, words[0].line), tuple(words)) if script else self.emit(words, own)
-
-    def _again(self, name: str, words: Sequence[Word], raws: Sequence[Raw]) -> bool:
-        """Whether a command starts this script once more: ``sbatch "$0"``, ``nohup bash "$0" "$@"``, ``tmux new "bash
-        $0"``."""
-        if any(OWN_LINE.fullmatch(raw.text) for raw in raws) and name in TERMINALS:
-            return True
-        if name == SUBMITS:
-            return any(OWN_NAME.search(raw.text) for raw in raws)
-        shells = any(word.text.rsplit("/", 1)[-1] in SHELLS for word in words)
-        return shells and any(OWN_WORD.fullmatch(raw.text) for raw in raws)
 
     def _tested(self, raw: Raw) -> list[str]:
         tokens = Scanner(raw.text, self.path, raw.line).scan().tokens

@@ -24,11 +24,15 @@ class Builtins:
     variables: Variables
     status: bool | str | None
     files: dict[str, str]
+    file_notes: dict[str, frozenset[str]]
+    """What must be said of the values in each."""
+    into: str
+    """The file that a block's commands write to."""
     locals: list[dict[str, Value | None]]
     exported: set[str]
     """Names of variables that a script started by this one has, too."""
 
-    def quoted(self, word: Word) -> str:
+    def quoted(self, word: Word, around: tuple[Word, ...] = ()) -> str:
         """A script in quotes."""
         raise NotImplementedError
 
@@ -200,9 +204,14 @@ def _written(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own
         text = " ".join(word.text for word in words if word.text not in ("-n", "-e")) + "\n"
     else:
         return
+    names = [shown(each) for each in names or [of.into] if each]
     if len(names) == 1 and len(text) <= MAX_FILE and len(of.files) < MAX_FILES:
-        before = of.files.get(names[0], "") if any(each.sign == ">>" for each in targets) else ""
-        of.files[shown(names[0])] = before[:MAX_FILE] + shown(text)
+        more = (not targets and of.into) or any(each.sign == ">>" for each in targets)
+        before, notes = (
+            (of.files.get(names[0], ""), of.file_notes.get(names[0], frozenset())) if more else ("", frozenset())
+        )
+        of.files[names[0]] = before[:MAX_FILE] + shown(text)
+        of.file_notes[names[0]] = notes | of.variables.used
 
 
 def _echo(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:

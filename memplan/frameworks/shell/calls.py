@@ -2,24 +2,18 @@
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.shell.builtins import Builtins
+from memplan.frameworks.shell.children import MAX_CALLS, SHELLS, Children, asked
 from memplan.frameworks.shell.fields import Value, shown
+from memplan.frameworks.shell.filters import SUBMITS
 from memplan.frameworks.shell.nodes import Chain, Function, Node, Simple
 from memplan.frameworks.shell.reader import MAX_KEPT, MAX_TEXT, MAX_WORDS, SHORTER, Command, Word
 from memplan.frameworks.shell.syntax import Raw
 from memplan.frameworks.shell.words import Variables
 from memplan.frameworks.slurm import slurm_variables
-from memplan.frameworks.sourced import sourced_text
 
-MAX_CALLS = 20
-"""Functions that call each other, and scripts in quotes."""
-SHELLS = ("bash", "sh", "zsh")
-SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-SUBMITS = "sbatch"
 _SCRIPT = ("-c", "-lc", "-ic", "-xc", "-ec")
 
 
@@ -32,10 +26,10 @@ def in_container(words: Sequence[Word]) -> dict[str, str]:
 def takes_script(words: Sequence[Word | Raw]) -> bool:
     """Whether a command starts a shell that reads its script: ``bash``, ``kubectl exec -i pod -- /bin/bash -s``."""
     names = [word.text.rsplit("/", 1)[-1] for word in words if word.text not in ("-s", "-", "-l", "-e", "-x", "-ex")]
-    return bool(names) and (names[-1] in SHELLS or names[0] == "ssh")
+    return bool(names) and (names[-1] in SHELLS or names[0] in ("ssh", *SUBMITS))
 
 
-class Calls(Builtins):
+class Calls(Children):
     """Commands, and what they call."""
 
     def __init__(self, path: str) -> None:
@@ -45,7 +39,13 @@ class Calls(Builtins):
         self._preset = dict(self.variables.values)
         self.functions: dict[str, Function] = {}
         self.called: set[str] = set()
-        self.files = {}
+        self.variables.submit = self.submitted
+        self.files, self.file_notes = {}, {}
+        self.into = ""
+        self.begun: set[str] = set()
+        """Files of its own that it starts."""
+        self.noted: frozenset[str] = frozenset()
+        """What must be said with every command of a text that others were put into."""
         self.commands: list[Command] = []
         self.calls: list[int] = []
         """Lines of the calls of functions that are open."""
@@ -61,10 +61,6 @@ class Calls(Builtins):
         """What starts the shell whose script is gone through: srun and its options."""
         self._size = self._kept = 0
 
-    def know(self, values: Mapping[str, str]) -> None:
-        """Variables that something else sets."""
-        self.variables.values |= {name: Value(value) for name, value in values.items()}
-
     @abstractmethod
     def body(self, nodes: Iterable[Node]) -> str:
         """Commands one after the other; the word that ends them early, if one does."""
@@ -75,9 +71,15 @@ class Calls(Builtins):
 
     def emit(self, words: list[Word], own: dict[str, str]) -> str:
         """A command that would run; of one that starts a shell with a script in quotes, that script's."""
-        for place in range(len(words) - 2):
-            if words[place].text.rsplit("/", 1)[-1] in SHELLS and words[place + 1].text in _SCRIPT:
-                return self.quoted(words[place + 2], tuple(words[:place]))
+        for place in (at for at, word in enumerate(words) if word.text.rsplit("/", 1)[-1] in SHELLS):
+            options = list(itertools.takewhile(lambda word: word.text.startswith("-"), words[place + 1 : -1]))
+            if any(word.text in _SCRIPT for word in options):
+                return self.quoted(words[place + 1 + len(options)], tuple(words[:place]))
+        if words[0].text.rsplit("/", 1)[-1] in SUBMITS:
+            for one, two in itertools.pairwise((*words, Word("", 0))):
+                name, equals, text = one.text.partition("=")
+                if name == "--wrap":
+                    return self.quoted(Word(text if equals else two.text, one.line), tuple(words))
         child = self.child(words, own)
         if child is not None:
             return child
@@ -103,61 +105,9 @@ class Calls(Builtins):
         text = self.variables.piped([part for _, part in node.parts[:-1]]) if joined else ""
         return Word(text, last.words[-1].line) if text and isinstance(last, Simple) else None
 
-    def child(self, words: list[Word], own: dict[str, str]) -> str | None:
-        """``bash train.sh 8 qwen``, ``sbatch -N 2 train.slurm qwen``: a script beside this one under its arguments and
-        what is exported; None for another command, or a script that is not here, or that is gone through already."""
-        names = [word.text.rsplit("/", 1)[-1] for word in words]
-        submits = names[0] == SUBMITS
-        shells = [place for place, name in enumerate(names) if name in SHELLS and not submits]
-        place = shells[0] + 1 if shells else 0
-        while shells and place < len(words) and words[place].text.startswith(("-", "+")):
-            place += 1
-        if submits:
-            place = next((place for place, word in enumerate(words) if word.text.endswith(SCRIPTS)), len(words))
-        name = words[place].text if place < len(words) else ""
-        named = name.endswith(SCRIPTS) and (shells or submits or "/" in name)
-        if not named or len(self.children) >= MAX_CALLS:
-            return None
-        path, text = sourced_text(self.path, name)
-        here = self.children[-1] if self.children else str(Path(self.path).resolve())
-        if not text or path in (*self.children, here):
-            return None
-        before, arguments, functions = self.variables.values, self.variables.arguments, self.functions
-        called, around, notes = self.called, self.around, frozenset(self.variables.used)
-        inherited = {key: value for key, value in before.items() if key in self.exported or key in self._preset}
-        self.variables.values = inherited | {key: Value(value, None, notes) for key, value in own.items()}
-        self.variables.values["BASH_SOURCE"] = Value(path)
-        asked = "".join(f"\n#SBATCH {word.text}" for word in words[1:place]) if submits else ""
-        self.know(slurm_variables(text + asked) if submits else {})
-        self.variables.arguments = [Value(word.text, None, notes) for word in words[place + 1 :]]
-        self.functions, self.called = {}, set()
-        self.around = (*around, *words[: shells[0] if shells else 0])
-        self.children.append(path)
-        self.calls.append(self.calls[0] if self.calls else words[0].line)
-        self.inner(text, words[0].line)
-        self.calls.pop()
-        self.children.pop()
-        self.variables.values, self.variables.arguments, self.functions = before, arguments, functions
-        self.called, self.around, self.status = called, around, "ran"
-        return ""
-
-    def sourced(self, word: Word) -> str:
-        """A script beside this one, as if it stood here. Raises InvalidJob for those that source each other."""
-        if len(self.calls) >= MAX_CALLS:
-            raise InvalidJob(f"{self.path}, line {word.line}: files that source each other without an end", SHORTER)
-        path, text = sourced_text(self.path, word.text)
-        before = self.variables.values["BASH_SOURCE"]
-        self.variables.values["BASH_SOURCE"] = Value(path)
-        self.calls.append(self.calls[0] if self.calls else word.line)
-        stop = self.inner(text, word.line)
-        self.calls.pop()
-        self.variables.values["BASH_SOURCE"] = before
-        self.status = "ran"
-        return stop if stop == "exit" else ""
-
     def _remarks(self, words: list[Word]) -> tuple[str, ...]:
         """What must be said with a command."""
-        used = sorted(self.variables.used)
+        used = sorted(self.variables.used | self.noted)
         names = [note[1:] for note in used if note[0] == "?"]
         found = [f"{self.path}: a loop over {note[1:]} is taken, the first value" for note in used if note[0] == "@"]
         if names:
@@ -198,11 +148,15 @@ class Calls(Builtins):
         if len(self.calls) >= MAX_CALLS:
             raise InvalidJob(f"{self.path}, line {word.line}: scripts in quotes without an end", SHORTER)
         self.calls.append(self.calls[0] if self.calls else word.line)
-        self.around, outer = (*self.around, *around), self.around
-        before = dict(self.variables.values)
-        self.know(in_container(around))
+        outer, noted, before = self.around, self.noted, dict(self.variables.values)
+        self.noted |= self.variables.used
+        if around and around[0].text.rsplit("/", 1)[-1] in SUBMITS:
+            self.know(slurm_variables(shown(word.text) + asked(around[1:])))
+        else:
+            self.around = (*outer, *around)
+            self.know(in_container(around))
         stop = self.inner(shown(word.text), word.line)
-        self.around = outer
+        self.around, self.noted = outer, noted
         if around:
             self.variables.values = before
         self.calls.pop()

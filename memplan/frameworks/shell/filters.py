@@ -16,6 +16,8 @@ from memplan.frameworks.shell.syntax import Scanner
 from memplan.frameworks.sourced import folder_of
 
 MAX_CODE = 16 * 1024
+SUBMITS = ("sbatch", "qsub", "bsub", "msub")
+"""What hands a script to a cluster, by its name or as it reads it."""
 
 
 class Filtered:
@@ -24,6 +26,8 @@ class Filtered:
     path: str
     line: int
     depth: int
+    submit: Callable[[list[str], str, int], None] | None = None
+    """Called with a command that hands a script to a cluster, the script that it reads, and its line."""
 
     def text(self, raw: str, line: int = 0) -> str:
         """A written word as one text."""
@@ -72,6 +76,9 @@ class Filtered:
         words = [self.text(word.text, word.line) for word in stage.words]
         given = self.read(stage.redirects)
         name, rest = posixpath.basename(words[0]), words[1:]
+        if name in SUBMITS and self.submit is not None:
+            self.submit(words, before if given is None else given, stage.words[0].line)
+            return None
         run = _COMMANDS.get(name)
         if run is None or (name not in PLAIN and any(UNKNOWN in word for word in (given or before, *rest))):
             return None

@@ -44,6 +44,7 @@ class Block:
     """``{ … }``, ``( … )``."""
 
     body: tuple[Node, ...]
+    redirects: tuple[Redirect, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 
 from memplan.frameworks.shell.nodes import Block, Branch, Chain, Choice, Function, Loop, Node, Redirect, Simple
 from memplan.frameworks.shell.reader import SHORTER
@@ -91,9 +92,8 @@ class _Parser:
         if reader is None:
             return self.simple()
         line = self.take().line
-        node = reader(self, line)
-        self.redirects()
-        return node
+        node, redirects = reader(self, line), self.redirects()
+        return replace(node, redirects=tuple(redirects)) if isinstance(node, Block) else node
 
     def redirects(self) -> list[Redirect]:
         found = []

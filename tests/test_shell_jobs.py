@@ -1,0 +1,69 @@
+"""A script that a script writes and then starts, or hands to a cluster, is read with what the script put into it."""
+
+import pytest
+
+from memplan.frameworks.scripts import run_script
+
+BODY = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\nrun $M \\$SLURM_NNODES \\$SLURM_GPUS_ON_NODE \\$1\nEOF\n"
+SETTING = "M=big\n"
+
+
+def commands(text: str) -> list[list[str]]:
+    return [list(command.texts) for command in run_script(text, "a.sh").commands]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"cat > job.sbatch <<EOF\n{BODY}sbatch job.sbatch",
+        f"cat <<EOF > jobs/$M.slurm\n{BODY}cd jobs\nID=$(sbatch --parsable $M.slurm)",
+        f"T=$(mktemp)\ncat > $T <<EOF\n{BODY}ID=$(sbatch $T | awk '{{print $4}}')",
+        f"cat > job.sbatch <<EOF\n{BODY}bsub < job.sbatch",
+        f"cat > job.sbatch <<EOF\n{BODY}echo 'now: sbatch job.sbatch'",
+        f"sbatch <<EOF\n{BODY}",
+        f"ID=$(sbatch --parsable <<EOF\n{BODY})",
+        f"cat <<EOF | sbatch\n{BODY}",
+        f"J=$(cat <<EOF\n{BODY})\necho \"$J\" | sbatch",
+        "sbatch -N 2 --gres=gpu:4 --wrap='run big $SLURM_NNODES $SLURM_GPUS_ON_NODE $1'",
+        "sbatch -N 2 --gres=gpu:4 --wrap \"run $M \\$SLURM_NNODES \\$SLURM_GPUS_ON_NODE \\$1\"",
+    ],
+)  # fmt: skip
+def test_jobs(text: str) -> None:
+    assert [each for each in commands(SETTING + text) if each[0] == "run"] == [["run", "big", "2", "4", "$1"]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cat > t.sh <<'EOF'\nM=${1:-small}\nrun $M\nEOF\nchmod +x t.sh\n./t.sh",
+        "cat > t.sh <<'EOF'\nM=small\nrun $M\nsbatch t.sh\nEOF\nbash -x t.sh",
+        "{\necho '#!/bin/bash'\necho 'run small'\n} > t\nsrun -N 1 ./t",
+        "echo 'run small' > t.sh\nnohup t.sh &",
+        "cat > env.sh <<EOF\nM=small\nEOF\nsource env.sh\nrun $M",
+        "C='run small'\nsrun bash -x -c \"$C\"",
+    ],
+)
+def test_own_scripts(text: str) -> None:
+    """What is exported is theirs, and a script that hands itself on is gone through once."""
+    assert [each for each in commands(SETTING + text) if each[0] == "run"] == [["run", "small"]]
+
+
+def test_quoted_here_document_has_its_own_variables() -> None:
+    text = "M=big\nexport N=8\ncat > t.sh <<'EOF'\nrun $M $N\nEOF\nbash t.sh"
+    assert commands(text)[-1] == ["run", "$M", "8"]
+
+
+def test_loop_values_are_said() -> None:
+    text = "for B in 2 4; do\ncat > $B.sh <<EOF\nrun $B\nEOF\nsbatch $B.sh\nsbatch <<EOF\nwalk $B\nEOF\ndone"
+    found = run_script(text, "a.sh").commands
+    assert [(each.texts, "2 is taken, the first value" in each.remarks[0]) for each in found] == [
+        (("run", "2"), True),
+        (("walk", "2"), True),
+    ]
+
+
+def test_configs_and_programs_are_no_scripts() -> None:
+    text = (
+        "cat > a.yaml <<EOF\nrun x\nEOF\ncat > a.py <<EOF\nrun y\nEOF\nsrun accelerate launch --config_file a.yaml a.py"
+    )
+    assert [each[:2] for each in commands(text)] == [["srun", "accelerate"]]
