@@ -264,8 +264,9 @@ def test_an_engine_of_its_own_steps_before_the_policys_update() -> None:
     ledger = build_ledger(found)
     step = ledger.index["critic.optimizer"]
     assert step < ledger.index["policy.layer-forward"]
-    gradients = [row for row in ledger.rows if row.name == "accumulated gradients"]
-    assert [(row.born, row.dies) for row in gradients] == [(step + 1, ledger.index["policy.reduce"]), (0, step)]
+    shards = [row for row in ledger.rows if row.name == "shards of the gradients of the root"]
+    end = len(ledger.schedule) - 1
+    assert [(row.born, row.dies) for row in shards] == [(step, step), (end, end)]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

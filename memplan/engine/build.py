@@ -112,8 +112,10 @@ def _enter_gradients(ledger: Ledger, parts: Parts) -> None:
     if parts.recipe.evaluating:
         return
     recipe, apart = parts.recipe, _apart(parts.recipe)
-    own = parts.critic_weights if gathers(recipe) else _stepped(parts)  # a play of FSDP's hooks knows the policy's
-    enter_gradients(ledger, recipe, own, ledger.after(CRITIC_STEP) if apart else "")
+    if gathers(recipe):  # a play of its hooks knows them, but for a critic's that steps with the policy
+        enter_gradients(ledger, recipe, [] if apart else parts.critic_weights)
+        return
+    enter_gradients(ledger, recipe, _stepped(parts), ledger.after(CRITIC_STEP) if apart else "")
     if apart:
         enter_gradients(ledger, recipe, parts.critic_weights, dies=CRITIC_STEP)
 

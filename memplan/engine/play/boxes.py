@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.parallel.fsdp2.rules import Rules
 from memplan.engine.play.fsdp1 import Fsdp1
 from memplan.engine.play.fsdp2 import Fsdp2
@@ -30,7 +31,7 @@ class Half(NamedTuple):
     name: str
     point: str
     owner: str
-    """Whose units: the policy's, those of its reference, or nobody's."""
+    """Whose units: the policy's, those of its reference, of a critic with a step of its own, or nobody's."""
     graph: bool = False
     back: tuple[bool, ...] = ()
     """Through which layers a gradient goes."""
@@ -226,28 +227,42 @@ def played(question: Question) -> dict[Key, Moment]:
     tape, rules = BoxTape(), question.rules
     kind = Fsdp1 if rules.flat else Fsdp2
     models = {"": Boxes(tape, Sharding(), None, rules)}
-    for name, groups in (("policy", question.policy), ("reference", question.reference)):
+    critic = question.policy if any(half.owner == CRITIC for half in question.halves) else None
+    for name, groups in (("policy", question.policy), ("reference", question.reference), (CRITIC, critic)):
         if groups is not None:
             models[name] = Boxes(tape, kind(rules, tape, groups), groups, rules)
-    policy = models["policy"].hooks
-    tape.sharding = policy
     if question.before:
         _micro_step(tape, question.before, rules.late, models, last=True)
-        tape.stored.clear()
-        policy.zero_grad()
+        _zero_grad(tape, models)
         tape.note("before", "ended")
     start = len(tape.events)
-    for number in range(question.micro_steps):
-        tape.micro_step = number
-        _micro_step(tape, question.halves, rules.late, models, last=number + 1 == question.micro_steps)
-    tape.note("step", "optimizer")
+    for engine in _engines(question.halves):
+        for number in range(question.micro_steps):
+            tape.micro_step = number
+            _micro_step(tape, engine, rules.late, models, last=number + 1 == question.micro_steps)
+        tape.note("step" if engine[-1].owner != CRITIC else CRITIC, "optimizer")
+        if engine[-1].owner == CRITIC:
+            _zero_grad(tape, models)
+            tape.note(CRITIC, "ended")
     found = moments(tape, tape.notes, start)
     tape.forget()
     return found
 
 
+def _engines(halves: tuple[Half, ...]) -> list[tuple[Half, ...]]:
+    """What steps by itself: a critic's engine, all of whose micro-steps come before the policy's."""
+    end = 1 + max((i for i, half in enumerate(halves) if half.owner == CRITIC), default=-1)
+    return [engine for engine in (halves[:end], halves[end:]) if engine]
+
+
+def _zero_grad(tape: BoxTape, models: dict[str, Boxes]) -> None:
+    tape.stored.clear()
+    for model in models.values():
+        model.hooks.zero_grad()
+
+
 def _micro_step(tape: BoxTape, halves: tuple[Half, ...], late: bool, models: dict[str, Boxes], *, last: bool) -> None:
-    runs, waiting, policy = dict[str, BoxRun](), list[BoxRun](), models["policy"].hooks
+    runs, waiting = dict[str, BoxRun](), list[BoxRun]()
     for position, half in enumerate(halves):
         if half.point == "forward":
             layers = len(half.back)
@@ -257,6 +272,7 @@ def _micro_step(tape: BoxTape, halves: tuple[Half, ...], late: bool, models: dic
             waiting.append(runs.pop(half.name))
             if half.joined:
                 continue
-            policy.reduces = not late or (last and position + 1 == len(halves))
+            tape.sharding = models[half.owner].hooks
+            tape.sharding.reduces = not late or (last and position + 1 == len(halves))
             _back(tape, waiting[::-1])
             waiting.clear()

@@ -246,23 +246,25 @@ class Fsdp2(Sharding):
 
     def _keep(self, group: Group) -> None:
         """``to_accumulated_grad_if_needed``: in the reduction's dtype, where that is another than autograd's."""
-        wide, stored = self.rules.reduced, self.tape.stored
-        if all(stored[param].itemsize == wide for param in group.arrived):
-            return
-        first = not group.waiting
+        wide, stored, first = self.rules.reduced, self.tape.stored, not group.waiting
+        there = [param for param in group.arrived if stored[param].itemsize == wide]
         for param in group.in_order():
+            if param in there:
+                continue
             grad = stored.pop(param)
             if first:
                 group.waiting.append(
                     self.tape.new(grad.dim, wide, group.named("gradients that wait"), category="gradients")
                 )
             del grad
+        group.arrived = there
 
     def _gradients(self, group: Group) -> list[Tensor]:
         """All of a unit, added to those that waited."""
         grads = [self.tape.stored.pop(param) for param in group.in_order()]
         waiting, group.waiting = group.waiting, []
-        return waiting or grads
+        own = [grad for grad in grads if grad.itemsize == self.rules.reduced]
+        return [*waiting, *own] if waiting else grads
 
     def backward_ends(self) -> None:
         """``_root_post_backward_final_callback``: what no input's gradient has reduced is now."""

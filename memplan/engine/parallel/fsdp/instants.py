@@ -123,6 +123,8 @@ class Halves:
         yield "embedding-backward", self._held(last.inside, last.things)
         reduces = self.at("reduce")
         yield "reduce", self._held(reduces.most, reduces.most_things)
+        steps = self.at("optimizer")  # of a critic, by itself
+        yield "optimizer", self._held(steps.inside, steps.things)
 
     def _layer(self, i: int) -> Iterator[tuple[str, Held]]:
         """When it runs back, and when its gradients are reduced, until the one below has its weights."""

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.layers.vision.tower_trace import stretch_of
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
 from memplan.engine.parallel.fsdp2.rules import Rules, rules_of
@@ -50,6 +51,8 @@ def _box(in_full: bool, weights: list[Weight], measure: Measure, title: str) -> 
 
 
 def _owner(recipe: Recipe, plan: PassPlan) -> str:
+    if plan.name == CRITIC and recipe.others.critic is not None and recipe.others.critic.apart:
+        return CRITIC
     if plan.name != "reference" or recipe.others.reference != "resident":
         return "policy"
     return "reference" if any(model.role == "reference" and model.sharded for model in recipe.others.residents) else ""
@@ -70,7 +73,7 @@ def _half(recipe: Recipe, rules: Rules, layers: int, traced: TracedPass, point: 
     return Half(
         plan.name,
         point,
-        owner if len(back) == layers or owner != "policy" else "",
+        owner if len(back) == layers or owner == "reference" else "",
         graph,
         back,
         plan.embedding_trained,
