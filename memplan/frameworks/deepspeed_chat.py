@@ -80,7 +80,8 @@ def read(document: Document, draft: Draft) -> None:
     _zero(keys)
     keys.close(HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
-    read_launcher(_without_flag(launch), draft)
+    own = tuple(word for word in launch.words if word.text != "--deepspeed")  # the program's flag, which names no file
+    read_launcher(replace(launch, words=own), draft)
 
 
 def _method(launch: Launch, settings: Settings, draft: Draft) -> str:
@@ -150,11 +151,6 @@ def _stage(keys: Keys) -> int:
     if not said:
         draft.ask("sharding", keys.settings.where("zero_stage"), f"zero_stage {UNSET}")
     return int(said.group()) if said else 0
-
-
-def _without_flag(launch: Launch) -> Launch:
-    """``deepspeed main.py --deepspeed``: the flag is the program's, and names no file."""
-    return replace(launch, words=tuple(word for word in launch.words if not re.fullmatch(r"--deepspeed", word.text)))
 
 
 FRAMEWORK = Framework("deepspeed-chat", "DeepSpeed-Chat", "2025", recognise, read, extends=("transformers", "trl"))

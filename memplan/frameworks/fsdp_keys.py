@@ -166,7 +166,8 @@ def read_trainer_fsdp(keys: Keys) -> None:
                  keys.framework)  # fmt: skip
     if isinstance(config, str):
         text = config.strip().startswith("{")
-        inner = mapping(keys, "fsdp_config") if text else _followed(keys, config)
+        followed = keys.draft.follow(keys.settings, "fsdp_config", config) if not text else None
+        inner = Keys(keys.draft, followed.settings, keys.framework) if followed else mapping(keys, "fsdp_config")
     wraps = keys.text("fsdp_transformer_layer_cls_to_wrap")  # of transformers before 5
     defaults = dict(OLD_TRAINER if _is_old(keys, bool(wraps)) else TRAINER)
     for word in on:
@@ -192,8 +193,3 @@ def _is_old(keys: Keys, wraps: bool) -> bool:
     return (name in ("transformers", "trl") and (wraps or keys.draft.facts.get("transformers", 5) == 4)) or (
         name == "trl" and bool(version) and version < FIRST_TRL_ON_5
     )
-
-
-def _followed(keys: Keys, reference: str) -> Keys:
-    document = keys.draft.follow(keys.settings, "fsdp_config", reference)
-    return Keys(keys.draft, document.settings, keys.framework)

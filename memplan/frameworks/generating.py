@@ -144,6 +144,13 @@ def bound_server(keys: Keys, key: str) -> None:
         keys.draft.bound(key, keys.settings.where(key), why, "engine", hint=hint)
 
 
+def warn_felt(keys: Keys, at: str, names: Iterable[str] = FELT) -> None:
+    """Arguments of the engine whose memory nothing here describes, where they are on; ``at`` stands before them."""
+    for key in (f"{at}{name}" for name in names):
+        if keys.get(key):
+            keys.warn(key, "of the engine is not modelled", "engine")
+
+
 def warn_engine(keys: Keys, key: str, why: str) -> None:
     """An engine on the trainer's cards that nothing here describes."""
     keys.skip(key)

@@ -109,19 +109,13 @@ def _split(launcher: str, words: list[Word], command: Command, path: str) -> Lau
         if word.text.rsplit("/", 1)[-1] in ("swift", "megatron") and place + 1 < len(words):
             options, program, rest = words[:place], word.text.rsplit("/", 1)[-1], words[place + 1 :]
             break
-        if launcher == "accelerate" and _is_command(words, place):
+        if launcher == "accelerate" and place == 0 and not word.text.startswith("-"):  # ``accelerate launch $SCRIPT``
             options, program, rest = words[:place], word.text, words[place + 1 :]
             break
     else:
         return None
     values, lines, _ = options_of(options)
     return Launch(launcher, Settings(path, values, lines), program, tuple(rest), command, path)
-
-
-def _is_command(words: list[Word], place: int) -> bool:
-    """An unquoted variable or a word that follows no option: ``accelerate launch $SCRIPT``."""
-    before = words[place - 1].text if place else ""
-    return not words[place].text.startswith("-") and (not before.startswith("-") or "=" in before) and place == 0
 
 
 def _behind_dashes(words: list[Word]) -> list[Word]:

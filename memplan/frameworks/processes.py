@@ -127,13 +127,10 @@ def _shared(draft: Draft) -> tuple[str, str]:
 
 def _ask_stage(where: str, draft: Draft) -> None:
     """The ``deepspeed`` command without a config of DeepSpeed's in any file: the program makes one itself."""
-    if not ({"sharding", "zero_stage"} & draft.given or "sharding" in draft.values or _asked(draft, "sharding")):
+    said = {"sharding", "zero_stage"} & draft.given or "sharding" in draft.values
+    if not said and all(each.asks != "sharding" for each in draft.unread):
         what = "it starts under deepspeed, and no file of DeepSpeed's is named"
         draft.ask("sharding", where, what, "add --zero-stage, or the file with --with")
-
-
-def _asked(draft: Draft, key: str) -> bool:
-    return any(each.asks == key for each in draft.unread)
 
 
 def number(value: object) -> int | None:

@@ -57,13 +57,9 @@ def _axolotl(keys: Keys) -> dict[str, Any]:
     return {"packing": "multipack", "pad_to_multiple_of": round_up(length, multiple) if full else 1}
 
 
-def _llamafactory(keys: Keys) -> dict[str, Any]:
-    return {"packing": "knapsack"} if keys.flag("packing") or keys.flag("neat_packing") else {}
-
-
 _PACKS: Mapping[str, Callable[[Keys], dict[str, Any]]] = {
     "trl": _trl,
     "axolotl": _axolotl,
-    "llamafactory": _llamafactory,
+    "llamafactory": lambda keys: {"packing": "knapsack"} if keys.flag("packing") or keys.flag("neat_packing") else {},
 }
 """By framework: how it packs a supervised job."""

@@ -171,12 +171,10 @@ def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
         except MemplanError:
             continue
         launch = next((each for each in launches(script) if posixpath.basename(each.program) == program), None)
-        if launch is not None and (launch.arguments().values or _takes_config(launch)) and _is_training(launch):
+        first = launch.words[0].text if launch is not None and launch.words else ""
+        takes = first.endswith((".yaml", ".yml", ".json"))
+        if launch is not None and (launch.arguments().values or takes) and _is_training(launch):
             yield _placed(launch, path)
-
-
-def _takes_config(launch: Launch) -> bool:
-    return bool(launch.words) and launch.words[0].text.endswith((".yaml", ".yml", ".json"))
 
 
 def _placed(launch: Launch, path: str) -> Launch:

@@ -213,8 +213,9 @@ def _deepspeed(keys: Keys, draft: Draft) -> None:
         raise found.settings.error("zero_stage", f"{stage} is no stage of ZeRO", "use 0, 1, 2 or 3")
     found.put("sharding", f"zero{stage}", "zero_stage")
     steps = found.get("gradient_accumulation_steps")
-    if steps is not None and str(steps).lower() != "auto":
-        _accumulation(found)
+    said = "gradient_accumulation_steps" in draft.origins  # by the trainer's arguments, which are stronger
+    if steps is not None and str(steps).lower() != "auto" and not said:
+        found.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
     for key, inner in (("offload_optimizer_device", "offload_optimizer"), ("offload_param_device", "offload_param")):
         device = (found.text(key) or "none").lower()
         over = inner == "offload_param" and device != "none" and deepspeed.passes_over(found, key, stage)
@@ -234,13 +235,6 @@ def _deepspeed(keys: Keys, draft: Draft) -> None:
         draft.remarks.append(f"{where}: accelerate has no {', '.join(others)} here and passes over it (a file of "
                              "DeepSpeed's own is named by deepspeed_config_file)")  # fmt: skip
     found.close({*HARMLESS, *others, "msamp_opt_level"})
-
-
-def _accumulation(keys: Keys) -> None:
-    """The trainer's arguments are stronger where both say it: the plugin's value is for scripts without them."""
-    before = keys.draft.origins.get("gradient_accumulation_steps")
-    if before is None:
-        keys.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
 
 
 def _parallelism(keys: Keys) -> None:

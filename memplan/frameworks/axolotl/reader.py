@@ -49,8 +49,7 @@ def read(document: Document, draft: Draft) -> None:
     keys = Keys(draft, settings, labelled(FRAMEWORK, release, draft), DEFAULTS)
     method = _method(keys, sign)
     keys.copy("model", "base_model")
-    if keys.has("revision_of_model"):
-        keys.copy("revision", "revision_of_model")
+    keys.copy("revision", "revision_of_model")
     _batch(keys)
     _precision(keys)
     _checkpointing(keys, method)
@@ -229,10 +228,8 @@ def _spread(keys: Keys) -> None:
     if keys.has("deepspeed"):
         read_deepspeed(keys)
     keys.skip("deepspeed", "fsdp_version", "fsdp_config", "fsdp")
-    if keys.has("ddp_bucket_cap_mb"):
-        fsdp_keys.put_inner(keys, "ddp", "bucket_cap_mb", keys.number("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
-    if keys.has("accelerator_config"):
-        keys.skip("accelerator_config")
+    fsdp_keys.put_inner(keys, "ddp", "bucket_cap_mb", keys.number("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
+    keys.skip("accelerator_config")
     _fsdp(keys)
     if keys.text("adapter") and str(keys.draft.values.get("sharding")).startswith("fsdp"):
         kind, origin = keys.draft.facts["load"]  # the frozen base stays as it is loaded; what trains is upcast

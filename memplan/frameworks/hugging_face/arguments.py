@@ -49,8 +49,7 @@ FIELDS = HANDLED | HARMLESS
 def read_arguments(keys: Keys) -> None:
     """The shared arguments into the draft. Dtypes are settled when every file is read (``hf_precision``)."""
     keys.copy("batch_size", "per_device_train_batch_size", "whole")
-    if keys.has("per_gpu_train_batch_size"):
-        keys.copy("batch_size", "per_gpu_train_batch_size", "whole")
+    keys.copy("batch_size", "per_gpu_train_batch_size", "whole")
     keys.copy("gradient_accumulation_steps", "gradient_accumulation_steps", "whole")
     _checkpointing(keys)
     _mixed_precision(keys)

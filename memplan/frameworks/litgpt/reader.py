@@ -151,8 +151,7 @@ def _batch(train: Keys, gpus: int) -> None:
     micro, total = train.whole("micro_batch_size") or 1, train.whole("global_batch_size") or 1
     train.put("batch_size", micro, "micro_batch_size")
     train.put("gradient_accumulation_steps", max(1, total // gpus // micro), "global_batch_size")
-    if train.has("max_seq_length"):
-        train.copy("sequence_length", "max_seq_length", "whole")
+    train.copy("sequence_length", "max_seq_length", "whole")
     if train.flag("tie_embeddings"):
         train.warn("tie_embeddings", "the head is counted beside the embeddings")
     train.close(

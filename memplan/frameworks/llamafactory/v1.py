@@ -108,8 +108,7 @@ def _adapter(keys: Keys) -> None:
     if kind != "lora":
         keys.warn("peft_config", f"{kind[:20]}: all weights are counted as trained")
         return
-    if inner.has("adapter_name_or_path"):
-        inner.warn("adapter_name_or_path", "an adapter that is loaded is counted as r says")
+    inner.warn("adapter_name_or_path", "an adapter that is loaded is counted as r says")
     targets = inner.names("target_modules") or ("all",)
     dropout = inner.number("lora_dropout")
     lora: dict[str, Any] = {

@@ -231,8 +231,7 @@ def _fsdp(keys: Keys) -> None:
     if on:
         reentrant = keys.flag(f"{FSDP}activation_checkpointing_reentrant")
         keys.put("gradient_checkpointing_reentrant", reentrant, f"{FSDP}activation_checkpointing_reentrant")
-    if keys.has("model.activation_checkpointing_target"):
-        keys.warn("model.activation_checkpointing_target", "whole layers are counted as checkpointed", "checkpointing")
+    keys.warn("model.activation_checkpointing_target", "whole layers are counted as checkpointed", "checkpointing")
     keys.warn_on({f"{FSDP}{name}": why for name, why in BESIDE_FSDP}, "1")
     keys.skip(*(f"{FSDP}{name}" for name in OF_FSDP), f"{FSDP}activation_checkpointing_reentrant")
 

@@ -39,7 +39,7 @@ def config_of(keys: Keys) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": keys.whole("num_layers") or 0,
         "num_attention_heads": heads,
-        "num_key_value_heads": _groups(keys, heads),
+        "num_key_value_heads": (keys.whole("num_query_groups") or 1) if keys.flag("group_query_attention") else heads,
         "intermediate_size": feed_forward,
         "vocab_size": _vocabulary(keys),
         "max_position_embeddings": keys.whole("max_position_embeddings") or keys.whole("seq_length") or 2048,
@@ -67,11 +67,6 @@ def config_of(keys: Keys) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
         "tie_word_embeddings": config["tie_word_embeddings"],
     }
-
-
-def _groups(keys: Keys, heads: int) -> int:
-    grouped = bool(keys.flag("group_query_attention"))
-    return (keys.whole("num_query_groups") or 1) if grouped else heads
 
 
 def _vocabulary(keys: Keys) -> int:

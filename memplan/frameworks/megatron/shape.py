@@ -70,7 +70,8 @@ def shape_of(spec: ModelSpec) -> Shape:
     plain = [layer for layer in layers if layer.experts is None]
     if mixed and (layers[len(plain) :] != mixed or any(layer != mixed[0] for layer in mixed)):
         raise _cannot(spec, "mixtures of experts among dense layers")
-    if any(layer != plain[0] for layer in plain) or not _same_attention(plain[:1] + mixed[:1]):
+    around = [(layer.mixer, layer.norms) for layer in plain[:1] + mixed[:1]]
+    if any(layer != plain[0] for layer in plain) or any(each != around[0] for each in around):
         raise _cannot(spec, "layers of several kinds")
     first = layers[0]
     found = _attention(spec, first)
@@ -112,10 +113,6 @@ def effective(recipe: Recipe) -> Megatron:
 
 def _cannot(spec: ModelSpec, what: str) -> InvalidJob:
     return InvalidJob(f"model: {spec.name} has {what}, which Megatron-LM's arguments do not describe", HINT)
-
-
-def _same_attention(layers: list[Layer]) -> bool:
-    return all(layer.mixer == layers[0].mixer and layer.norms == layers[0].norms for layer in layers)
 
 
 def _attention(spec: ModelSpec, layer: Layer) -> dict[str, Any]:

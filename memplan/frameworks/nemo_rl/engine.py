@@ -3,7 +3,7 @@
 Source: NVIDIA-NeMo/RL@7ea279a nemo_rl/models/generation/, algorithms/grpo.py: setup."""
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.generating import FELT, SGLANG, VLLM, put, put_bucket, put_engine, read_fields, warn_engine
+from memplan.frameworks.generating import SGLANG, VLLM, put, put_bucket, put_engine, read_fields, warn_engine, warn_felt
 
 GENERATION = "policy.generation."
 FIELDS = {**VLLM, "precision": "dtype", "expert_parallel_size": "expert_parallel"}
@@ -26,7 +26,5 @@ def read_engine(keys: Keys) -> None:
     read_fields(keys, fields, f"{GENERATION}{backend}_cfg.")
     read_fields(keys, VLLM, f"{GENERATION}vllm_kwargs.")
     for at in (f"{GENERATION}{backend}_cfg.", f"{GENERATION}{backend}_kwargs."):
-        for name in FELT:
-            if keys.get(f"{at}{name}"):
-                keys.warn(f"{at}{name}", "of the engine is not modelled", "engine")
+        warn_felt(keys, at)
     put_bucket(keys, "policy.refit_buffer_size_gb", 2**30)

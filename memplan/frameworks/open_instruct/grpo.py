@@ -29,8 +29,7 @@ def read_grpo(keys: Keys, program: str) -> None:
     if forward > batch and program != "grpo_fast":
         keys.warn("local_rollout_forward_batch_size", "scoring so many at once is not counted", decides="batch")
     keys.skip("local_rollout_forward_batch_size")
-    if keys.has("reward_model_path"):
-        keys.warn("reward_model_path", "the reward model beside the learner is not counted", decides="model")
+    keys.warn("reward_model_path", "the reward model beside the learner is not counted", decides="model")
     _engines(keys)
 
 

@@ -38,8 +38,8 @@ def put_hf_optimizer(keys: Keys, key: str, trainer: str, other: Mapping[str, str
 
 
 _ALTERNATIVES = re.compile(r"(\w*)\(\??:?([\w|]+)\)(\w*)\$?|(\w+)\$?")
-
-
+_WHOLE_GROUP = re.compile(r"(?:^|\.)(\w*\([\w|]+\)\w*|\w+)\$?$")
+"""The last part of a path whose separators may be dots or escaped dots."""
 PICTURES = re.compile(
     r"(?i)(?:^|[-_/.\d])vl(?:[-_/.\d]|$)|vision|omni|llava|internvl|gemma-3-(?:4|12|27)b|gemma-3n|medgemma|pixtral"
 )
@@ -77,19 +77,14 @@ def module_names(pattern: str) -> tuple[str, ...]:
     """The linears that a regular expression ends in: ``…\\.(q|k)_proj`` is q_proj and k_proj; empty where unclear."""
     last = re.split(r"\\?\.", pattern)[-1]
     if last != pattern:
-        last = _whole_group(pattern) or last
+        found = _WHOLE_GROUP.search(pattern)
+        last = found.group(1) if found else last
     match = _ALTERNATIVES.fullmatch(last)
     if match is None:
         return ()
     if match.group(4):
         return (match.group(4),)
     return tuple(f"{match.group(1)}{name}{match.group(3)}" for name in match.group(2).split("|"))
-
-
-def _whole_group(pattern: str) -> str:
-    """The last part of a path whose separators may be dots or escaped dots."""
-    found = re.search(r"(?:^|\.)(\w*\([\w|]+\)\w*|\w+)\$?$", pattern)
-    return found.group(1) if found else ""
 
 
 def lora_targets(names: tuple[str, ...], every: tuple[str, ...] = ("all-linear", "all")) -> str | list[str]:

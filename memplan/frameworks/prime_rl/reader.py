@@ -10,7 +10,7 @@ from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, words
-from memplan.frameworks.generating import FELT, VLLM, put, put_engine, read_fields
+from memplan.frameworks.generating import FELT, VLLM, put, put_engine, read_fields, warn_felt
 from memplan.frameworks.hugging_face.arguments import put_attention
 from memplan.frameworks.own_words.names import bound_images, with_values
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER, read_adapters
@@ -78,7 +78,8 @@ def read(document: Document, draft: Draft) -> None:
     """One training."""
     settings, form = of_document(document, draft)
     settings = with_values(settings, draft.tried)
-    said = {name for key in settings.values for name in _names(key)}
+    parts = [key.split(".") for key in settings.values]
+    said = {".".join(each[:place]) for each in parts for place in range(1, len(each) + 1)}  # of a.b.c a, a.b and a.b.c
     newer = bool(said & set(NEWER)) and not said & set(OLDER)
     keys = Keys(draft, settings, FRAMEWORK, SINCE if newer else BEFORE)
     draft.put("trainer", "prime-rl", Origin(FILE, f"{settings.path}: prime-rl's settings"))
@@ -103,12 +104,6 @@ def read(document: Document, draft: Draft) -> None:
         why = "nothing tells the version: without checkpointing, as until 0.6, which takes more"
         keys.bound(f"{MODEL}ac", why, "activations", "gradient_checkpointing")
     _close(keys)
-
-
-def _names(key: str) -> list[str]:
-    """a.b.c: a, a.b and a.b.c."""
-    parts = key.split(".")
-    return [".".join(parts[: place + 1]) for place in range(len(parts))]
 
 
 def _gpus(keys: Keys, form: str, newer: bool) -> int:
@@ -243,9 +238,7 @@ def _engine(keys: Keys, said: set[str]) -> None:
     if longest and row and longest < row:  # a sample is no longer; several make a row
         del keys.draft.values["batch_size"]
         keys.put("token_budget", row, f"{MODEL}seq_len")
-    for name in FELT:
-        if keys.get(f"inference.vllm.{name}") and name != "model":
-            keys.warn(f"inference.vllm.{name}", "of the engine is not modelled", "engine")
+    warn_felt(keys, "inference.vllm.", [name for name in FELT if name != "model"])
 
 
 def _close(keys: Keys) -> None:

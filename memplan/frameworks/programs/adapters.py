@@ -98,7 +98,7 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = Fa
             lora[FIELDS[key]] = plain(value)
         elif key == "qat_scheme":
             draft.warn(key, where, "quantisation that is trained for is not modelled", "quantisation")
-        elif _bears(key, value):
+        elif value is not False and not (key.startswith("finetune_") and value is True) and key not in UNFELT:
             draft.warn(key, where, "not modelled" if key in NOT_MODELLED else "not understood", "adapters")
     if unsloth:
         _ends(lora, new_tokens)
@@ -127,10 +127,8 @@ def _ends(lora: dict[str, Any], new_tokens: bool) -> None:
         lora["modules_to_save"] = list(dict.fromkeys([*(lora.get("modules_to_save") or ()), *ends]))
 
 
-def _bears(key: str, value: Any) -> bool:
-    """Whether another argument decides which modules are adapted: parts of a model that are left out."""
-    usual = key.startswith("finetune_") and value is True
-    return value is not False and not usual and key not in ("autocast_adapter_dtype", "*0")
+UNFELT = ("autocast_adapter_dtype", "*0")
+"""Arguments that decide nothing of which modules are adapted."""
 
 
 def _ask_lora(key: str, value: Any, where: str, draft: Draft) -> None:

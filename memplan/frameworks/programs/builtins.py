@@ -162,10 +162,6 @@ def _properties(call: Call) -> Thing:
     return Thing("device", place, values, dict.fromkeys(values, place))
 
 
-def _count(call: Call) -> Any:
-    return call.run.machine.num_gpus or call.unknown()
-
-
 def _begin(call: Call) -> Any:
     """``fire.Fire(train)``, ``typer.run(train)``: with the command's options, else with its defaults."""
     start = call.get(0, "component")
@@ -260,7 +256,7 @@ FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     ),
     "*.get_device_properties": _properties,
     "*.get_quantization_config": _quantisation_of,
-    "torch.cuda.device_count": _count,
+    "torch.cuda.device_count": lambda call: call.run.machine.num_gpus or call.unknown(),
     "fire.Fire": _begin,
     "typer.run": _begin,
     "*.notebook_launcher": _processes,

@@ -28,12 +28,6 @@ def _path(call: Call) -> Any:
     return "/".join(parts) if all(isinstance(each, str) for each in parts) else call.unknown()
 
 
-def _made_path(call: Call) -> Any:
-    """``Path("a", b)``: one path, whatever it is made of."""
-    text = _path(call)
-    return call._replace(args=[text], named={}).thing("pathlib.Path")
-
-
 def _file(call: Call) -> Any:
     """``open(path)``, ``Path(path).open()``: a file whose path the text holds."""
     name = _text(call)
@@ -72,7 +66,9 @@ def saved_adapter(call: Call, folder: Any) -> Thing | None:
 
 FILES: Mapping[str, Callable[[Call], Any]] = {
     "os.path.join": _path,
-    **dict.fromkeys(("Path", "pathlib.Path"), _made_path),
+    **dict.fromkeys(
+        ("Path", "pathlib.Path"), lambda call: call._replace(args=[_path(call)], named={}).thing("pathlib.Path")
+    ),
     "os.path.dirname": _folder,
     "os.path.realpath": _text,
     **dict.fromkeys(("os.path.exists", "os.path.isfile"), _exists),

@@ -46,17 +46,12 @@ def recognise(document: Document) -> tuple[str, ...]:
 def read(document: Document, draft: Draft) -> None:
     """The training that a program builds. Raises NoTraining where it builds none, InvalidJob for several."""
     if document.form == "shell":
-        _read_started(document, draft)
+        if (begun := started(document, known_of(draft))) is not None:
+            draft.followed.append(str(Path(begun.document.path).resolve()))
+            _read_program(begun.document, begun.known, draft)
+            read_launcher(begun.launch, draft)
         return
     _read_program(document, known_of(draft), draft)
-
-
-def _read_started(document: Document, draft: Draft) -> None:
-    found = started(document, known_of(draft))
-    if found is not None:
-        draft.followed.append(str(Path(found.document.path).resolve()))
-        _read_program(found.document, found.known, draft)
-        read_launcher(found.launch, draft)
 
 
 def _read_program(document: Document, known: Known, draft: Draft) -> None:

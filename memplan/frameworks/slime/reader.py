@@ -12,7 +12,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import Draft, Framework, Keys
 from memplan.frameworks.documents import Document, Settings, is_template, words
-from memplan.frameworks.generating import FELT, SGLANG, put, put_bucket, put_engine, read_fields
+from memplan.frameworks.generating import SGLANG, put, put_bucket, put_engine, read_fields, warn_felt
 from memplan.frameworks.megatron import reader as megatron
 from memplan.frameworks.megatron.keys import DEFAULTS
 from memplan.frameworks.megatron.model import SHAPE
@@ -183,8 +183,7 @@ def _teacher(keys: Keys) -> None:
 def _critic(keys: Keys) -> None:
     """A value model of the policy's shape: to 0.2 on GPUs of its own, since in a process that the policy's leaves the
     card to (ray/placement_group.py, utils/arguments.py: use_critic sets offload_train)."""
-    if keys.has("megatron_config_path"):
-        keys.warn("megatron_config_path", "the critic is counted with the policy's arguments", "parallelism")
+    keys.warn("megatron_config_path", "the critic is counted with the policy's arguments", "parallelism")
     if not keys.flag("colocate"):
         keys.bound("advantage_estimator", "what the critic holds is counted while the policy trains", "method")
 
@@ -229,9 +228,7 @@ def _engine(keys: Keys) -> None:
     elif quantised:
         keys.warn("hf_checkpoint", f"weights of the engine in {quantised[1]} are counted as bf16", "engine")
     read_fields(keys, SGLANG, "sglang_")
-    for name in FELT:
-        if keys.get(f"sglang_{name}"):
-            keys.warn(f"sglang_{name}", "of the engine is not modelled", "engine")
+    warn_felt(keys, "sglang_")
     put_bucket(keys, "update_weight_buffer_size")
     if not beside:
         if is_template(keys.get("rollout_num_gpus")):  # how many engines there are no card of theirs feels

@@ -105,7 +105,7 @@ def read_settings(settings: Settings, draft: Draft, environment: Mapping[str, st
     """All arguments of one training, under transformers or Megatron."""
     version = _version(settings, draft)
     keys = Spelled(draft, _bundled(settings, draft, version), FRAMEWORK, {} if megatron else BY_VERSION[version])
-    _environment(keys, environment, verb)
+    put_allocator(environment, keys.settings.path, draft)
     draft.facts["chunks"] = environment.get("CELOSS_PARALLEL_SIZE", "")
     _model(keys)
     if megatron:
@@ -137,11 +137,6 @@ def _version(settings: Settings, draft: Draft) -> str:
     if set(settings.values) & OF_SECOND:
         return SECOND
     return THIRD if "train_type" in settings.values else NEWEST
-
-
-def _environment(keys: Keys, environment: Mapping[str, str], verb: str) -> None:
-    """Variables that memory feels."""
-    put_allocator(environment, keys.settings.path, keys.draft)
 
 
 def _model(keys: Keys) -> None:

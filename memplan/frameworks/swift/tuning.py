@@ -41,7 +41,7 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
               "lora_modules")  # fmt: skip
     for key, (decides, why) in NOT_MODELLED.items():
         if str(keys.get(key)).strip().lower() not in ("none", "false", "0", "0.0", "[]", ""):
-            _doubt(keys, key, why, decides)
+            (keys.bound if key in FROM_ABOVE else keys.warn)(key, why, decides)
     if kind == "full":
         keys.put("lora", None, "tuner_type")
         _freeze(keys)
@@ -60,14 +60,6 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
         keys.warn("freeze_llm", "the language model is counted as adapted", "freezing")
     _lora(keys, kind, newest)
     return True
-
-
-def _doubt(keys: Keys, key: str, why: str, decides: str) -> None:
-    """What is not modelled: from above where no less is counted."""
-    if key in FROM_ABOVE:
-        keys.bound(key, why, decides)
-    else:
-        keys.warn(key, why, decides)
 
 
 def leave_tower(draft: Draft) -> None:

@@ -8,7 +8,6 @@ import re
 from memplan.frameworks.base import Keys
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import (
-    FELT,
     SGLANG,
     VLLM,
     put,
@@ -17,6 +16,7 @@ from memplan.frameworks.generating import (
     put_offload,
     read_fields,
     warn_engine,
+    warn_felt,
 )
 from memplan.frameworks.pinned import pinned
 from memplan.frameworks.verl.asking import known
@@ -140,6 +140,4 @@ def _own(keys: Keys, name: str) -> None:
     """``engine_kwargs.vllm``: arguments as the engine calls them, stronger than verl's."""
     at = f"{ROLLOUT}engine_kwargs.{name}."
     read_fields(keys, VLLM if name == "vllm" else SGLANG, at)
-    for inner in FELT:
-        if keys.get(f"{at}{inner}"):
-            keys.warn(f"{at}{inner}", "of the engine is not modelled", "engine")
+    warn_felt(keys, at)

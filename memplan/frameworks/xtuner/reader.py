@@ -70,7 +70,8 @@ def read(document: Document, draft: Draft) -> None:
     keys.put("gradient_checkpointing", "full" if on else "none", "model.use_activation_checkpointing")
     _optimizer(keys)
     _reference(keys, method)
-    _close(keys)
+    keys.skip(*(key for key in keys.settings.values if not key.startswith("model.")))
+    keys.close(HARMLESS_OF_MODEL | {key for key in keys.settings.values if key.startswith("model.tokenizer.")})
 
 
 def _method(keys: Keys) -> str:
@@ -134,8 +135,7 @@ def _length(keys: Keys) -> None:
 def _adapters(keys: Keys) -> bool:
     """LoRA of PEFT; all linears where it names no modules."""
     parts = [key for key in keys.settings.values if key.startswith(LORA)]
-    if keys.has("model.peft_model"):
-        keys.skip("model.peft_model")
+    keys.skip("model.peft_model")
     if not parts:
         return False
     names = keys.get(f"{LORA}target_modules")
@@ -249,14 +249,6 @@ def _reference(keys: Keys, method: str) -> None:
     if method in ("dpo", "ipo", "orpo", "reward") and keys.flag("model.use_varlen_attn"):
         why = "pairs that are packed into one sequence are counted one by one"
         keys.warn("model.use_varlen_attn", why, "lengths")
-
-
-def _close(keys: Keys) -> None:
-    """Keys of the model that nobody took, and what freezes or adds parts."""
-    for key in keys.settings.values:
-        if not key.startswith("model."):
-            keys.skip(key)
-    keys.close(HARMLESS_OF_MODEL | {key for key in keys.settings.values if key.startswith("model.tokenizer.")})
 
 
 FRAMEWORK = Framework("xtuner", "XTuner", "0.1.23", recognise, read, trainer="xtuner", extends=(*OTHERS, "python"))
