@@ -16,19 +16,8 @@ from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.hugging_face.arguments import read_attention
-from memplan.frameworks.llm_foundry.keys import (
-    BESIDE_FSDP,
-    DEFAULTS,
-    FSDP,
-    HARMLESS,
-    LOADS,
-    OF_FSDP,
-    OPTIMIZERS,
-    OTHER_MODELS,
-    OWN_LAYERS,
-    PRECISIONS,
-    SECTIONS,
-)
+from memplan.frameworks.llm_foundry import keys as table
+from memplan.frameworks.llm_foundry.keys import FSDP, LOADS
 from memplan.frameworks.llm_foundry.mpt import read_mpt
 from memplan.frameworks.own_words.names import OTHERS, lora_targets, module_names
 from memplan.frameworks.verl.source import flat, referred
@@ -49,7 +38,7 @@ def recognise(document: Document) -> tuple[str, ...]:
 
 def read(document: Document, draft: Draft) -> None:
     """One training."""
-    keys = Keys(draft, _settings(document, draft), FRAMEWORK, DEFAULTS)
+    keys = Keys(draft, _settings(document, draft), FRAMEWORK, table.DEFAULTS)
     draft.put("trainer", "llm-foundry", Origin(FILE, f"{document.path}: LLM Foundry's settings"))
     keys.put("method", "sft")
     _model(keys)
@@ -88,7 +77,7 @@ def _model(keys: Keys) -> None:
     """The Hub's by its name; MPT by its sizes, whose layers are LLM Foundry's own."""
     name = keys.text("model.name") or ""
     change(keys, "model.config_overrides.")
-    if name in OTHER_MODELS:
+    if name in table.OTHER_MODELS:
         why = f"{name[:40]} is no decoder with a head of its vocabulary that is trained here"
         raise keys.settings.error("model.name", why, "memplan estimates the training of language models")
     if name == "mpt_causal_lm":
@@ -101,7 +90,7 @@ def _model(keys: Keys) -> None:
         what = f"{name[:40] or 'no model'} is not one that is known by its name"
         raise NotKnown(f"{keys.settings.where('model')}: model is not known: {what}", MODEL)
     _vocabulary(keys)
-    if OWN_LAYERS.fullmatch(str(keys.draft.values.get("model"))):
+    if table.OWN_LAYERS.fullmatch(str(keys.draft.values.get("model"))):
         keys.warn(LOADS, "its code is LLM Foundry's own, and its layers are counted as transformers'", "model")
     if name not in ("hf_causal_lm", "mpt_causal_lm"):
         keys.warn("model.name", "a model class of the project's own is counted as transformers' class", "model")
@@ -132,7 +121,7 @@ def _length(keys: Keys) -> None:
 def _precision(keys: Keys) -> None:
     """fp32 weights under autocast, unless ``master_weights_dtype`` stores them otherwise."""
     name = (keys.text("precision") or "amp_bf16").lower().removeprefix("precision.")
-    precision = PRECISIONS.get(name)
+    precision = table.PRECISIONS.get(name)
     if precision is None:
         keys.warn("precision", f"{name[:20]} is counted as amp_bf16", "precision")
     stored = (keys.text("model.master_weights_dtype") or keys.text("master_weights_dtype") or "fp32").lower()
@@ -152,7 +141,7 @@ def _precision(keys: Keys) -> None:
 def _optimizer(keys: Keys) -> None:
     """Composer's AdamW, one weight after another; Lion with one state."""
     name = (keys.text("optimizer.name") or "decoupled_adamw").lower()
-    found = OPTIMIZERS.get(name)
+    found = table.OPTIMIZERS.get(name)
     if found is None:
         keys.warn(
             "optimizer.name", f"optimizer {name[:30]} is not modelled: adamw is counted in its place", "optimizer"
@@ -232,8 +221,8 @@ def _fsdp(keys: Keys) -> None:
         reentrant = keys.flag(f"{FSDP}activation_checkpointing_reentrant")
         keys.put("gradient_checkpointing_reentrant", reentrant, f"{FSDP}activation_checkpointing_reentrant")
     keys.warn("model.activation_checkpointing_target", "whole layers are counted as checkpointed", "checkpointing")
-    keys.warn_on({f"{FSDP}{name}": why for name, why in BESIDE_FSDP}, "1")
-    keys.skip(*(f"{FSDP}{name}" for name in OF_FSDP), f"{FSDP}activation_checkpointing_reentrant")
+    keys.warn_on({f"{FSDP}{name}": why for name, why in table.BESIDE_FSDP}, "1")
+    keys.skip(*(f"{FSDP}{name}" for name in table.OF_FSDP), f"{FSDP}activation_checkpointing_reentrant")
 
 
 def _settle(keys: Keys, draft: Draft) -> None:
@@ -263,8 +252,8 @@ def _close(keys: Keys) -> None:
             keys.warn(key, "it is counted without it", "parallelism")
         elif key.startswith("compile_config"):
             keys.warn(key, "the model is counted as it is written, which holds more", "")
-    keys.skip(*(key for key in keys.settings.values if key.startswith(SECTIONS)))
-    keys.close(HARMLESS)
+    keys.skip(*(key for key in keys.settings.values if key.startswith(table.SECTIONS)))
+    keys.close(table.HARMLESS)
 
 
 FRAMEWORK = Framework("llm-foundry", "LLM Foundry", "0.22", recognise, read, trainer="llm-foundry", extends=OTHERS)

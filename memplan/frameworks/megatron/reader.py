@@ -12,25 +12,7 @@ from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.megatron.keys import (
-    BEARING,
-    DECIDES,
-    DEFAULTS,
-    DEFAULTS_OF_EXPERTS,
-    FUSED_LINEARS,
-    KNOWN,
-    MASK,
-    NEGATIONS,
-    NOT_MODELLED,
-    OF_MINDSPEED,
-    OF_PROCESS,
-    OTHER_NAMES,
-    SHAPE,
-    SIZES,
-    layout_of,
-    of_unknown,
-    other_model,
-)
+from memplan.frameworks.megatron import keys as table
 from memplan.frameworks.megatron.model import config_of, own_layers, put_attention
 from memplan.frameworks.megatron.names import is_known
 from memplan.frameworks.megatron.shape import felt_shape
@@ -66,9 +48,9 @@ def _marks(document: Document, mindspeed: bool) -> tuple[str, ...]:
     text = document.text
     if document.form != "shell" or "--num-layers" not in text or "--hf-checkpoint" in text:
         return ()
-    if not _TRAINS.search(text) and any(f"--{name} " not in text for name in SHAPE):
+    if not _TRAINS.search(text) and any(f"--{name} " not in text for name in table.SHAPE):
         return ()
-    own = any(f"--{name.replace('_', '-')}" in text for name in OF_MINDSPEED) or "posttrain_gpt.py" in text
+    own = any(f"--{name.replace('_', '-')}" in text for name in table.OF_MINDSPEED) or "posttrain_gpt.py" in text
     return ("--num-layers",) if own is mindspeed and "--micro-batch-size" in text else ()
 
 
@@ -86,7 +68,7 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
             for key in section.values
         }
         values = {str(key).lstrip("-").replace("-", "_"): value for key, value in section.values.items()}
-        read_arguments(Keys(draft, Settings(document.path, values, lines), row, DEFAULTS), {})
+        read_arguments(Keys(draft, Settings(document.path, values, lines), row, table.DEFAULTS), {})
         return
     for whole in document.commands:
         command = list(whole.words)
@@ -98,7 +80,7 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
         if unset:
             draft.remarks.append(f"{document.path}: never set, and taken as empty: {', '.join(unset[:6])}")
         values, lines, _ = options_of([word for word in command[place + 1 :] if word.text not in unset])
-        started = {key: values.pop(key, None) for key in OF_PROCESS}  # a fork's, under mpirun
+        started = {key: values.pop(key, None) for key in table.OF_PROCESS}  # a fork's, under mpirun
         launcher, _, _ = options_of(command[:place])
         if isinstance(started["world_size"], int):
             launcher.setdefault("nproc_per_node", started["world_size"])
@@ -107,10 +89,10 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
             launcher = {"nproc_per_node": tasks.each, "nnodes": tasks.nodes}
         settings = Settings(document.path, values, lines | {"program": command[place].line})
         draft.facts["program"] = command[place].text
-        if why := other_model(command[place].text, "model" in draft.given):
+        if why := table.other_model(command[place].text, "model" in draft.given):
             hint = "" if "model" in draft.given else MODEL
             draft.warn("program", settings.where("program"), why, "model", hint)
-        read_arguments(Keys(draft, settings, row, DEFAULTS), launcher)
+        read_arguments(Keys(draft, settings, row, table.DEFAULTS), launcher)
         return
     raise InvalidJob(f"{document.path}: no training with --num-layers in it", "name the script that starts one")
 
@@ -118,7 +100,7 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
 def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
     """All arguments of a training."""
     if keys.has("num_experts"):
-        keys.defaults = {**keys.defaults, **DEFAULTS_OF_EXPERTS}
+        keys.defaults = {**keys.defaults, **table.DEFAULTS_OF_EXPERTS}
     draft, mindspeed = keys.draft, keys.framework.name == "mindspeed"
     draft.put("trainer", keys.framework.name, Origin(FILE, f"{keys.settings.path}: {keys.framework.title}'s arguments"))
     if "method" not in draft.values:
@@ -173,7 +155,7 @@ def _method(keys: Keys, mindspeed: bool) -> None:
 def read_parallel(keys: Keys, launcher: Mapping[str, Any]) -> int:
     """Sizes of the mesh, the number of GPUs; data-parallel ranks."""
     model = 1
-    for name, job_key in SIZES.items():
+    for name, job_key in table.SIZES.items():
         size = keys.whole(name)
         if size is not None and (size > 1 or keys.has(name)):
             keys.put(job_key, size, name)
@@ -220,7 +202,7 @@ def _masks(keys: Keys, mindspeed: bool) -> None:
     """The data loader's mask of all tokens by all tokens, one byte each; MindSpeed's ways of context parallelism."""
     length, micro = keys.whole("seq_length") or 0, keys.whole("micro_batch_size") or 1
     made = not keys.flag("no_create_attention_mask_in_dataloader")
-    if made and not mindspeed and length * length * micro >= MASK:
+    if made and not mindspeed and length * length * micro >= table.MASK:
         put_inner(keys, "megatron", "create_attention_mask_in_dataloader", True, "create_attention_mask_in_dataloader")
     if mindspeed and (keys.whole("context_parallel_size") or 1) > 1:
         word = keys.text("context_parallel_algo") or "ulysses_cp_algo"
@@ -246,12 +228,12 @@ def read_recompute(keys: Keys) -> None:
 
 def read_knobs(keys: Keys) -> None:
     """Settings that memplan has under Megatron's own names."""
-    if layout := layout_of(keys.names("num_layer_list") or ()):
+    if layout := table.layout_of(keys.names("num_layer_list") or ()):
         put_inner(keys, "megatron", "pipeline_model_parallel_layout", layout, "num_layer_list")
-    for flag, name in NEGATIONS.items():
+    for flag, name in table.NEGATIONS.items():
         if keys.flag(flag):
             put_inner(keys, "megatron", name, False, flag)
-    for name in (*Megatron.model_fields, *OTHER_NAMES):
+    for name in (*Megatron.model_fields, *table.OTHER_NAMES):
         if name.endswith("_dropout") or (name not in keys.defaults and not keys.has(name)):
             continue
         value = keys.get(name)
@@ -260,31 +242,33 @@ def read_knobs(keys: Keys) -> None:
             continue
         if name in ("recompute_modules",) and isinstance(value, str):
             value = value.split()
-        put_inner(keys, "megatron", OTHER_NAMES.get(name, name), value, name)
+        put_inner(keys, "megatron", table.OTHER_NAMES.get(name, name), value, name)
 
 
 def _adapter(keys: Keys) -> None:
     """MindSpeed's adapters: names of Megatron's fused linears."""
     rank, alpha = keys.whole("lora_r"), keys.number("lora_alpha")
     given = keys.names("lora_target_modules") or ()
-    targets = [part for name in given for part in FUSED_LINEARS.get(name, (name,))]
+    targets = [part for name in given for part in table.FUSED_LINEARS.get(name, (name,))]
     if rank:
         keys.put("lora", {"r": rank, "alpha": alpha, "targets": targets or "all-linear"}, "lora_r")
 
 
 def _close(keys: Keys) -> None:
     """Arguments that bear and are on, and names that neither Megatron nor MindSpeed-LLM has; the rest do not bear."""
-    for key, why in NOT_MODELLED.items():
+    for key, why in table.NOT_MODELLED.items():
         value = keys.get(key)
         if value not in (None, False, "", "none"):
-            keys.warn(key, why, DECIDES.get(key))
+            keys.warn(key, why, table.DECIDES.get(key))
     for key, value in keys.settings.values.items():
-        if keys.took(key) or key in KNOWN or value in (None, False):
+        if keys.took(key) or key in table.KNOWN or value in (None, False):
             continue
-        if BEARING.fullmatch(key):
+        if table.BEARING.fullmatch(key):
             keys.warn(key)
         elif not is_known(key):
-            keys.warn(key, f"no argument of {keys.framework.title}'s that is known", of_unknown(key, keys.draft.facts))
+            keys.warn(
+                key, f"no argument of {keys.framework.title}'s that is known", table.of_unknown(key, keys.draft.facts)
+            )
 
 
 FRAMEWORK = Framework("megatron", "Megatron-LM", "core 0.16", recognise, read, write, extends=OTHERS,

@@ -17,17 +17,7 @@ from memplan.frameworks.megatron.keys import BEARING, KNOWN, NOT_MODELLED
 from memplan.frameworks.megatron.model import config_of, put_attention
 from memplan.frameworks.megatron.names import is_known
 from memplan.frameworks.megatron.reader import read_batch, read_knobs, read_parallel, read_recompute
-from memplan.frameworks.megatron_bridge.keys import (
-    DEFAULTS,
-    FROZEN,
-    LENGTHS,
-    NAMED,
-    OWN,
-    RENAMED,
-    SECTIONS,
-    SHAPED,
-    SIZES,
-)
+from memplan.frameworks.megatron_bridge import keys as table
 from memplan.frameworks.megatron_bridge.recipes import recipe
 from memplan.frameworks.megatron_bridge.source import OVER, RECIPE, STEM, is_program, of_document, runs, trains
 from memplan.frameworks.own_words.names import OTHERS, bound_images
@@ -58,7 +48,7 @@ def read(document: Document, draft: Draft) -> None:
     idle = not any(key.startswith(("train.", "model.")) for key in given.values) and RECIPE not in given.values
     if idle or given.values.get("train", True) is None:
         raise InvalidJob(f"{document.path}: no training of Megatron-Bridge's in it", "name the script that starts one")
-    keys = Keys(draft, _as_megatron(given), FRAMEWORK, DEFAULTS)
+    keys = Keys(draft, _as_megatron(given), FRAMEWORK, table.DEFAULTS)
     draft.put("trainer", "megatron", Origin(FILE, f"{given.path}: Megatron-Bridge's settings"))
     keys.put("method", "sft")
     if keys.flag("skip_train"):
@@ -83,14 +73,14 @@ def _as_megatron(given: Settings) -> Settings:
     """Fields of the sections under Megatron's names; the rest under their own."""
     values: dict[str, Any] = {}
     lines, paths = dict(given.lines), dict(given.paths)
-    for section in SECTIONS:
+    for section in table.SECTIONS:
         for key in [key for key in given.values if key.startswith(f"{section}.")]:
             bare = key.partition(".")[2]
-            name = RENAMED.get(bare, bare)
+            name = table.RENAMED.get(bare, bare)
             values[name] = given.values[key]
             lines[name] = given.lines.get(key, given.lines.get(section, 1))
             paths[name] = given.paths.get(key, given.path)
-    values |= {key: value for key, value in given.values.items() if key.partition(".")[0] not in SECTIONS}
+    values |= {key: value for key, value in given.values.items() if key.partition(".")[0] not in table.SECTIONS}
     if is_template(values.get("optimizer")):  # one of two that a function gives back
         del values["optimizer"]
     either = [given.values.get(f"{section}.use_distributed_optimizer") for section in ("ddp", "optimizer")]
@@ -123,7 +113,7 @@ def _recipe(keys: Keys) -> str:
     if base:  # _sft_common(): batches alone
         common = {key: base[1][key] for key in ("micro_batch_size", "seq_length")}
         keys.defaults = {**keys.defaults, **common}
-    elif name or not all(keys.has(size) for size in SIZES[:2]):
+    elif name or not all(keys.has(size) for size in table.SIZES[:2]):
         what = f"{name[:60] or 'the recipe'} is not known here: what it sets beside this is not counted"
         keys.draft.warn(RECIPE, keys.settings.where(RECIPE), what, "parallelism")
     return ""
@@ -132,9 +122,9 @@ def _recipe(keys: Keys) -> str:
 def _model(keys: Keys, of_recipe: str) -> None:
     """The recipe's, the one that a bridge is made from, or the one that the fields describe."""
     draft = keys.draft
-    made = [key for key in NAMED if keys.has(key)]
-    keys.skip(*NAMED, "trust_remote_code", "load_hf_weights", "made")
-    shape = [key for key in keys.settings.values if key in SHAPED]
+    made = [key for key in table.NAMED if keys.has(key)]
+    keys.skip(*table.NAMED, "trust_remote_code", "load_hf_weights", "made")
+    shape = [key for key in keys.settings.values if key in table.SHAPED]
     if "model" in draft.given:
         keys.skip(*shape)
         return
@@ -178,8 +168,8 @@ def _adapters(keys: Keys) -> None:
 
 def _length(keys: Keys) -> None:
     """What the data has, which the model follows."""
-    found = [key for key in LENGTHS if keys.has(key)]
-    keys.skip(*LENGTHS)
+    found = [key for key in table.LENGTHS if keys.has(key)]
+    keys.skip(*table.LENGTHS)
     if "sequence_length" in keys.draft.given:
         return
     if found:
@@ -261,17 +251,17 @@ def _close(keys: Keys) -> None:
         keys.draft.warn(at, keys.settings.where(at), "layers are counted as divided evenly", "parallelism")
     keys.skip("pipeline_model_parallel_layout", "data_parallel_sharding_strategy")
     for key, value in keys.settings.values.items():
-        if FROZEN.fullmatch(key) and value:
+        if table.FROZEN.fullmatch(key) and value:
             keys.warn(key, "all weights are counted as trained", "freezing")
     for key, why in NOT_MODELLED.items():
         value = keys.get(key)
-        if value in (None, False, "", "none", 0) or key in OWN:
+        if value in (None, False, "", "none", 0) or key in table.OWN:
             continue
         keys.draft.warn(key, keys.settings.where(key), why)
     known = {key for key in keys.settings.values if (key in KNOWN or is_known(key)) and not BEARING.fullmatch(key)}
     elsewhere = {key for key in keys.settings.values if "." in key}
     off = {key for key, value in keys.settings.values.items() if value in (None, False, 0, [], "", "null", "None")}
-    keys.close(known | elsewhere | off | OWN | SHAPED)
+    keys.close(known | elsewhere | off | table.OWN | table.SHAPED)
 
 
 FRAMEWORK = Framework(

@@ -11,20 +11,8 @@ from memplan.frameworks import deepspeed
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.hugging_face import precision as hf_precision
+from memplan.frameworks.open_instruct import keys as table
 from memplan.frameworks.open_instruct.grpo import read_grpo
-from memplan.frameworks.open_instruct.keys import (
-    DEFAULTS,
-    HARMLESS,
-    MARKS,
-    METHODS,
-    NOT_MODELLED,
-    OF_DPO,
-    OF_GRPO,
-    OLD_NAMES,
-    STAGE_2,
-    STAGE_3,
-    TARGETS,
-)
 from memplan.frameworks.open_instruct.launch import program_of, trainings, with_config
 from memplan.frameworks.shipped import shipped
 from memplan.frameworks.transformers import only_launch, read_launcher
@@ -34,7 +22,7 @@ def recognise(document: Document) -> tuple[str, ...]:
     """Its programs in a command; keys of its own in a file."""
     if document.form == "shell":
         return tuple(launch.program for launch in trainings(document))[:1]
-    own = tuple(key for key in document.settings.values if key in MARKS)
+    own = tuple(key for key in document.settings.values if key in table.MARKS)
     return own if document.form in ("yaml", "json") and "model_name_or_path" in document.keys else ()
 
 
@@ -44,17 +32,17 @@ def read(document: Document, draft: Draft) -> None:
         settings = _in_new_names(document.settings)
         program = _program_of_file(settings, draft)
         read_arguments(settings, draft, program, document.path)
-        if METHODS[program] != "grpo":
+        if table.METHODS[program] != "grpo":
             _as_shipped(draft, document.path)
         return
     launch = only_launch(list(trainings(document)))
     program = program_of(launch.program)
-    if program not in METHODS:
+    if program not in table.METHODS:
         raise InvalidJob(
-            f"{launch.where}: open-instruct's {program}.py is not modelled", f"modelled: {', '.join(METHODS)}"
+            f"{launch.where}: open-instruct's {program}.py is not modelled", f"modelled: {', '.join(table.METHODS)}"
         )
     read_arguments(_in_new_names(with_config(launch, draft)), draft, program, f"{launch.where}: {launch.program}")
-    if METHODS[program] == "grpo":
+    if table.METHODS[program] == "grpo":
         return  # Ray starts the learners
     read_launcher(launch, draft)
     if "quantization" in draft.values and draft.facts.get("amp", ("no",))[0] == "no":
@@ -69,9 +57,9 @@ def _program_of_file(settings: Settings, draft: Draft) -> str:
     keys = {key for key, value in settings.values.items() if value is not None}
     words = set(re.split(r"[^a-z0-9]+", settings.path.lower()))
     method = str(draft.options.get("method") or "")
-    if keys & set(OF_GRPO) or method == "grpo":
+    if keys & set(table.OF_GRPO) or method == "grpo":
         return "grpo_fast"
-    if keys & set(OF_DPO) or method in ("dpo", "simpo") or (not method and words & {"dpo", "simpo"}):
+    if keys & set(table.OF_DPO) or method in ("dpo", "simpo") or (not method and words & {"dpo", "simpo"}):
         return "dpo_tune_cache"
     if method == "reward" or (not method and "max_token_length" in keys):
         return "reward_modeling"
@@ -82,15 +70,15 @@ def _program_of_file(settings: Settings, draft: Draft) -> str:
 
 def _in_new_names(settings: Settings) -> Settings:
     """Older arguments by their names of today."""
-    values = {OLD_NAMES.get(key, key): value for key, value in settings.values.items()}
+    values = {table.OLD_NAMES.get(key, key): value for key, value in settings.values.items()}
     return replace(
-        settings, values=values, lines={OLD_NAMES.get(key, key): line for key, line in settings.lines.items()}
+        settings, values=values, lines={table.OLD_NAMES.get(key, key): line for key, line in settings.lines.items()}
     )
 
 
 def read_arguments(settings: Settings, draft: Draft, program: str, where: str) -> None:
     """The arguments of one program."""
-    keys, method = Keys(draft, settings, FRAMEWORK, DEFAULTS[program]), METHODS[program]
+    keys, method = Keys(draft, settings, FRAMEWORK, table.DEFAULTS[program]), table.METHODS[program]
     draft.put("trainer", "transformers" if method == "sft" else "pytorch", Origin(FILE, where))
     keys.copy("model", "model_name_or_path")
     if keys.has("model_revision") and keys.text("model_revision") != "main":
@@ -108,8 +96,8 @@ def read_arguments(settings: Settings, draft: Draft, program: str, where: str) -
         read_grpo(keys, program)
     else:
         _offline(keys, program, method, where)
-    keys.warn_on(NOT_MODELLED, "1")
-    keys.close(HARMLESS)
+    keys.warn_on(table.NOT_MODELLED, "1")
+    keys.close(table.HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
 
 
@@ -180,7 +168,7 @@ def _adapters(keys: Keys) -> None:
     names = ("lora_rank", "lora_alpha", "lora_dropout")
     if keys.flag("use_lora"):
         rank, alpha, dropout = keys.whole(names[0]), keys.number(names[1]), keys.number(names[2])
-        keys.put("lora", {"r": rank, "alpha": alpha, "dropout": dropout, "targets": TARGETS}, "use_lora")
+        keys.put("lora", {"r": rank, "alpha": alpha, "dropout": dropout, "targets": table.TARGETS}, "use_lora")
     if keys.flag("use_qlora"):
         keys.put("quantization", "nf4-double", "use_qlora")
         if not keys.flag("use_lora"):
@@ -206,7 +194,7 @@ def _optimizer(keys: Keys, method: str) -> None:
 def _own_zero(keys: Keys) -> None:
     """``--zero_stage`` of dpo_tune_cache.py (build_deepspeed_config)."""
     stage = keys.whole("zero_stage")
-    values = _config(STAGE_3 if stage == 3 else STAGE_2).values
+    values = _config(table.STAGE_3 if stage == 3 else table.STAGE_2).values
     zero = {**values["zero_optimization"], "stage": stage}
     zero |= {key: {"device": "cpu"} for key in ("offload_optimizer", "offload_param") if keys.flag(key)}
     if stage == 3:
@@ -230,9 +218,9 @@ def _as_shipped(draft: Draft, path: str) -> None:
     def finish(draft: Draft) -> None:
         several = int(draft.now("num_gpus") or 1) > 1
         said = {"sharding", "zero_stage"} & (draft.given | draft.values.keys())
-        why = Origin(ASSUMED, f"open-instruct's own scripts launch its files with {STAGE_3} and bf16")
+        why = Origin(ASSUMED, f"open-instruct's own scripts launch its files with {table.STAGE_3} and bf16")
         if several and not said and "quantization" not in draft.values:
-            deepspeed.read_settings(_config(STAGE_3), draft)
+            deepspeed.read_settings(_config(table.STAGE_3), draft)
             draft.origins["sharding"] = why
         draft.facts.setdefault("amp", ("bf16", why))
 

@@ -12,19 +12,9 @@ from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import put
 from memplan.frameworks.launch import launch_of
+from memplan.frameworks.openrlhf import keys as table
 from memplan.frameworks.openrlhf.attention import read_attention, read_old_head
-from memplan.frameworks.openrlhf.keys import (
-    ESTIMATORS,
-    FAMILIES,
-    HARMLESS,
-    NOT_MODELLED,
-    OF_THE_ACTOR,
-    OF_THE_MODEL,
-    OLD_NAMES,
-    OLDER,
-    PROGRAMS,
-    SHARED,
-)
+from memplan.frameworks.openrlhf.keys import PROGRAMS
 from memplan.frameworks.openrlhf.rollout import critic_apart, read_engine, read_scoring
 from memplan.frameworks.openrlhf.write import write
 from memplan.frameworks.own_words.names import OTHERS, bound_images, lora_targets
@@ -64,14 +54,16 @@ def read(document: Document, draft: Draft) -> None:
             f"{document.path}, line {command.line}: train_{name} is not modelled", f"modelled: {', '.join(PROGRAMS)}"
         )
     values, lines, _ = options_of(command.words[place + 1 :])
-    spelled = {_new_name(key, name): key for key in OLD_NAMES} if OLD_NAMES.keys() & values.keys() else {}
+    spelled = {_new_name(key, name): key for key in table.OLD_NAMES} if table.OLD_NAMES.keys() & values.keys() else {}
     values = {_new_name(key, name): value for key, value in values.items()}
     lines = {_new_name(key, name): line for key, line in lines.items()}
     if alone:
         values |= {"train.colocate_all": True, "vllm.num_engines": 0}
     settings = Settings(document.path, values, lines, spelled=spelled)
-    older = OLDER if name == "ppo_ray" and OLDER.keys() & values.keys() and "data.max_len" not in values else {}
-    keys = Keys(draft, settings, FRAMEWORK, SHARED | PROGRAMS[name] | older)
+    older = (
+        table.OLDER if name == "ppo_ray" and table.OLDER.keys() & values.keys() and "data.max_len" not in values else {}
+    )
+    keys = Keys(draft, settings, FRAMEWORK, table.SHARED | PROGRAMS[name] | older)
     if name != "ppo_ray" or alone:
         draft.facts["openrlhf alone"] = True
         _put_processes([command, *(each for each, _, _ in found)], document.path, draft)
@@ -80,8 +72,8 @@ def read(document: Document, draft: Draft) -> None:
 
 def _new_name(key: str, program: str) -> str:
     """The dotted name of an option; of PPO's programs the model is the actor."""
-    key = OLD_NAMES.get(key, f"vllm.{key[5:]}" if key.startswith("vllm_") else key)
-    return f"actor.{key.removeprefix('model.')}" if program == "ppo_ray" and key in OF_THE_ACTOR else key
+    key = table.OLD_NAMES.get(key, f"vllm.{key[5:]}" if key.startswith("vllm_") else key)
+    return f"actor.{key.removeprefix('model.')}" if program == "ppo_ray" and key in table.OF_THE_ACTOR else key
 
 
 def _program(command: Command) -> tuple[str, int]:
@@ -132,12 +124,12 @@ def read_arguments(keys: Keys, program: str) -> None:
     name = (keys.text(optim) or "adam").lower()
     keys.put("optimizer", "muon" if name == "muon" else "adamw", optim)
     _models(keys, method)
-    for key, why in NOT_MODELLED.items():
+    for key, why in table.NOT_MODELLED.items():
         value = keys.get(key)
         if value is True or value not in (None, False, 1, keys.defaults.get(key)):
             keys.warn(key, why)
-    others = {key for key in keys.settings.values if key.startswith(FAMILIES)}
-    keys.close(HARMLESS | OF_THE_MODEL | others)
+    others = {key for key in keys.settings.values if key.startswith(table.FAMILIES)}
+    keys.close(table.HARMLESS | table.OF_THE_MODEL | others)
 
 
 def _length(keys: Keys) -> None:
@@ -178,9 +170,9 @@ def _method(keys: Keys, program: str) -> str:
         keys.put("method", method)
         return method
     word = (keys.text("algo.advantage.estimator") or "gae").lower()
-    if word not in (*ESTIMATORS, "grpo"):
+    if word not in (*table.ESTIMATORS, "grpo"):
         keys.warn("algo.advantage.estimator", f"{word[:20]} is counted as grpo")
-    method = ESTIMATORS.get(word, "grpo")
+    method = table.ESTIMATORS.get(word, "grpo")
     if method == "ppo" and not keys.flag("train.colocate_all"):
         method = "grpo"
         critic_apart(keys)

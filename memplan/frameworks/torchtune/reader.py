@@ -12,17 +12,8 @@ from memplan.frameworks.documents import Document
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.optimizer_classes import put_class
 from memplan.frameworks.own_words.names import OTHERS
-from memplan.frameworks.torchtune.keys import (
-    COMPONENT,
-    DEFAULTS,
-    DISTRIBUTED_ONLY,
-    HARMLESS,
-    LINEAR_LOSS,
-    LOSSES,
-    METHOD_OF_LOSS,
-    RECIPES,
-    SECTIONS,
-)
+from memplan.frameworks.torchtune import keys as table
+from memplan.frameworks.torchtune.keys import COMPONENT
 from memplan.frameworks.torchtune.launch import Run, of_comment, of_config, of_script, runs
 from memplan.frameworks.torchtune.model import put_model
 from memplan.models import load_model
@@ -42,10 +33,10 @@ def read(document: Document, draft: Draft) -> None:
     """One training, of a config or of the command that names one."""
     if document.form == "shell":
         settings, run = of_script(document, draft)
-        keys = Keys(draft, settings, FRAMEWORK, DEFAULTS)
+        keys = Keys(draft, settings, FRAMEWORK, table.DEFAULTS)
         _processes(keys, run, said=True)
     else:
-        keys = Keys(draft, of_config(document), FRAMEWORK, DEFAULTS)
+        keys = Keys(draft, of_config(document), FRAMEWORK, table.DEFAULTS)
         _processes(keys, of_comment(document), said=False)
     if not keys.has(f"optimizer{COMPONENT}"):
         raise InvalidJob(
@@ -58,7 +49,7 @@ def read(document: Document, draft: Draft) -> None:
 def _processes(keys: Keys, run: Run | None, said: bool) -> None:
     """On how many GPUs, of the recipe and the launcher; ``said``: in a command, not in a comment or a name."""
     draft, path = keys.draft, keys.settings.path
-    known = RECIPES.get(run.name) if run else None
+    known = table.RECIPES.get(run.name) if run else None
     draft.facts["recipe"] = run.name if run else ""
     if run and said and known is None:
         draft.warn(run.name, f"{path}, line {run.line}", "a recipe that is none of torchtune's", "method")
@@ -85,7 +76,7 @@ def _processes(keys: Keys, run: Run | None, said: bool) -> None:
 
 def _several(keys: Keys) -> bool | None:
     """Whether a config is a distributed recipe's, by keys that only those have, or that they cannot run."""
-    if any(keys.has(key) for key in DISTRIBUTED_ONLY):
+    if any(keys.has(key) for key in table.DISTRIBUTED_ONLY):
         return True
     component = str(keys.get(f"optimizer{COMPONENT}"))
     return False if component.startswith("bitsandbytes.") else None
@@ -110,18 +101,18 @@ def _training(keys: Keys) -> None:
     _activations(keys, gpus)
     _optimizer(keys, gpus)
     _switches(keys)
-    keys.skip(*(key for key in keys.settings.values if key.startswith(SECTIONS) or "_checkpointer." in key))
-    keys.close((*HARMLESS, "dataset", "dataset_val", "collate_fn"))
+    keys.skip(*(key for key in keys.settings.values if key.startswith(table.SECTIONS) or "_checkpointer." in key))
+    keys.close((*table.HARMLESS, "dataset", "dataset_val", "collate_fn"))
 
 
 def _method(keys: Keys) -> str:
     """Of the loss, else of the recipe's name."""
     loss = str(keys.get(f"loss{COMPONENT}") or "")
-    found = next((method for part, method in METHOD_OF_LOSS.items() if part in loss), "")
+    found = next((method for part, method in table.METHOD_OF_LOSS.items() if part in loss), "")
     if keys.has(f"kd_loss{COMPONENT}") or keys.has(f"teacher_model{COMPONENT}"):
         found = "distill"
         keys.skip(*(key for key in keys.settings.values if key.startswith(("kd_", "teacher_"))))
-    recipe = RECIPES.get(str(keys.draft.facts.get("recipe")))
+    recipe = table.RECIPES.get(str(keys.draft.facts.get("recipe")))
     method = found or (recipe[0] if recipe and not loss else "sft")
     keys.put("method", method, f"loss{COMPONENT}", f"kd_loss{COMPONENT}")
     return method
@@ -161,10 +152,10 @@ CHUNKS = 8
 def _loss(keys: Keys, method: str) -> str:
     """The loss, and the version whose default it was: that of the schedule."""
     at = f"loss{COMPONENT}"
-    component = keys.text(at) or LINEAR_LOSS
+    component = keys.text(at) or table.LINEAR_LOSS
     old = str(keys.get(f"checkpointer{COMPONENT}")).startswith("torchtune.utils.")
-    version = "0.2" if old else LOSSES.get(component) or "0.7"
-    if method == "sft" and component not in LOSSES:
+    version = "0.2" if old else table.LOSSES.get(component) or "0.7"
+    if method == "sft" and component not in table.LOSSES:
         keys.warn(at, f"{component[:60]} is no loss of torchtune's that is known", "loss")
     elif method == "sft" and component == "torch.nn.CrossEntropyLoss" and not old:
         keys.put("loss_head", "cross-entropy", at)
