@@ -201,7 +201,7 @@ def test_a_command_names_recipe_and_config_and_what_is_otherwise(
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("tune run lora_finetune_single_device --config llama3_1/8B_lora_single_device\n", "tune cp"),
+        ("tune run lora_finetune_single_device --config llama9/8B_lora_single_device\n", "tune cp"),
         ("tune run lora_finetune_single_device\n", "--config"),
         (changed(CONFIG, "torchtune.models.llama3_1.lora_llama3_1_8b", "mine.model"), "add --model"),
         (changed(CONFIG, "optimizer:", "sampler:"), "of a training"),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,14 +11,13 @@ from memplan.frameworks.base import Draft
 from memplan.frameworks.documents import Document, Settings, document_of
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.shell.reader import Word, options_of, scalar
-from memplan.frameworks.torchtune.keys import NO_TRAINING, RECIPES
+from memplan.frameworks.torchtune.keys import COMPONENT, LINEAR_LOSS, NO_TRAINING, RECIPES
+from memplan.frameworks.torchtune.own import OWN_NAME, own_config
 from memplan.frameworks.transformers import only_launch
 from memplan.frameworks.verl.source import flat, referred
 
 ALONE = ("--standalone", "--no-python", "--use-env", "--no_python")
 """torchrun's options without a value."""
-OWN_NAME = re.compile(r"[a-z0-9_]+/[\w.]+|[0-9]\w+")
-"""llama3_1/8B_lora: a config of torchtune's own package."""
 
 
 class Run(NamedTuple):
@@ -91,18 +91,21 @@ def of_script(document: Document, draft: Draft) -> tuple[Settings, Run]:
 
 
 def _config(here: Settings, run: Run, draft: Draft) -> Settings:
-    """The config that a command names; one of torchtune's own is not in the text."""
+    """The config that a command names, here or in a checkout of torchtune's; else one of torchtune's own."""
     if not run.config:
         raise here.error("config", f"{run.recipe[:60]} is started without one", "add --config FILE to the command")
-    own = OWN_NAME.fullmatch(run.config) is not None and not run.config.endswith((".yaml", ".yml"))
-    try:
-        document = draft.follow(here, "config", run.config if not own else f"{run.config}.yaml")
-    except InvalidJob:
-        if not own:
-            raise
+    if OWN_NAME.fullmatch(run.config) is None or run.config.endswith((".yaml", ".yml")):
+        return of_config(draft.follow(here, "config", run.config))
+    for folder in ("", "recipes/configs/"):
+        with suppress(InvalidJob):
+            return of_config(draft.follow(here, "config", f"{folder}{run.config}.yaml"))
+    known = own_config(run.config)
+    if known is None:
         hint = f"tune cp {run.config} config.yaml, and name that file"
-        raise here.error("config", f"{run.config} is one of torchtune's own, which is not here", hint) from None
-    return of_config(document)
+        raise here.error("config", f"{run.config} is one of torchtune's own, which is not here", hint)
+    version = "0.7" if known[f"loss{COMPONENT}"] == LINEAR_LOSS else "0.6.1"
+    draft.remarks.append(f"{here.where('config')}: {run.config} is taken as torchtune {version} has it")
+    return Settings(f"torchtune's {run.config}.yaml", known)
 
 
 def of_config(document: Document) -> Settings:

@@ -34,10 +34,10 @@ def read(document: Document, draft: Draft) -> None:
     if document.form == "shell":
         settings, run = of_script(document, draft)
         keys = Keys(draft, settings, FRAMEWORK, table.DEFAULTS)
-        _processes(keys, run, said=True)
+        _processes(keys, run, document.path, said=True)
     else:
         keys = Keys(draft, of_config(document), FRAMEWORK, table.DEFAULTS)
-        _processes(keys, of_comment(document), said=False)
+        _processes(keys, of_comment(document), document.path, said=False)
     if not keys.has(f"optimizer{COMPONENT}"):
         raise InvalidJob(
             f"{document.path}: a config of torchtune's without an optimizer: it generates, evaluates or quantises",
@@ -46,9 +46,9 @@ def read(document: Document, draft: Draft) -> None:
     _training(keys)
 
 
-def _processes(keys: Keys, run: Run | None, said: bool) -> None:
+def _processes(keys: Keys, run: Run | None, path: str, said: bool) -> None:
     """On how many GPUs, of the recipe and the launcher; ``said``: in a command, not in a comment or a name."""
-    draft, path = keys.draft, keys.settings.path
+    draft = keys.draft
     known = table.RECIPES.get(run.name) if run else None
     draft.facts["recipe"] = run.name if run else ""
     if run and said and known is None:
