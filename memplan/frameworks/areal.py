@@ -190,7 +190,7 @@ def _batch(keys: Keys, method: str) -> None:
             f"no longer than the {tokens}" if (tokens or 0) > longest else f"as long as their completions, {longest}"
         )
         why = f"nothing bounds prompts: samples are taken to be {taken} tokens"
-        keys.draft.remarks.append(f"{keys.settings.path}: {why}; add train_dataset.max_length or --sequence-length")
+        keys.remark(f"{why}; add train_dataset.max_length or --sequence-length")
     if tokens:
         length = longest or tokens // halves
         budget = max(tokens, longest * halves)

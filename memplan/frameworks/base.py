@@ -145,7 +145,7 @@ class Keys:
         if value is None:
             return None
         if isinstance(value, Odd):  # the framework's own PyYAML reads it so
-            self.draft.remarks.append(f"{self.settings.where(key)}: {key}: {value.meaning}")
+            self.remark(f"{key}: {value.meaning}", key)
         try:
             if isinstance(value, (bool, list, Mapping)):
                 raise ValueError
@@ -166,10 +166,8 @@ class Keys:
     def names(self, key: str) -> tuple[str, ...] | None:
         """A list of words: of YAML, of a command line, or with commas."""
         value = self._plain(key)
-        if value is None:
-            return None
         items = value if isinstance(value, list) else str(value).replace(",", " ").split()
-        return tuple(str(item).strip() for item in items)
+        return None if value is None else tuple(str(item).strip() for item in items)
 
     def _plain(self, key: str, *unset: str) -> Any:
         """The value, where the file holds it; of a variable that it never sets the framework's default, and the key is
@@ -231,10 +229,12 @@ class Keys:
         if self.flag(key):
             self.put(job_key, value, key)
 
+    def remark(self, text: str, key: str = "") -> None:
+        """A sentence that the report's reader must know, of the file or of a key in it."""
+        self.draft.remarks.append(f"{self.settings.where(key) if key else self.settings.path}: {text}")
+
     def _said(self, key: str | None) -> str:
-        if key is None:
-            return self.settings.path
-        return f"{self.settings.where(key)}: {self.settings.prefix}{key}"
+        return self.settings.path if key is None else f"{self.settings.where(key)}: {self.settings.prefix}{key}"
 
     def _shown(self, key: str) -> str:
         value = self.defaults.get(key)

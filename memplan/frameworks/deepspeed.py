@@ -4,7 +4,6 @@ A key that is left out has DeepSpeed's own default, not ``auto``: buckets of 5e8
 Source: deepspeed 0.19 runtime/zero/config.py, runtime/config.py; transformers 5.23 integrations/deepspeed.py."""
 
 from collections.abc import Mapping
-from itertools import product
 from typing import Any
 
 from memplan.frameworks.accelerate.write import write_deepspeed
@@ -89,7 +88,7 @@ def passes_over(keys: Keys, key: str, stage: int) -> bool:
     if stage == 3 or {"sharding", "zero_stage"} & keys.draft.given:
         return False
     keys.skip(key)
-    keys.draft.remarks.append(f"{keys.settings.where(key)}: {key}: DeepSpeed passes over it below stage 3")
+    keys.remark(f"{key}: DeepSpeed passes over it below stage 3", key)
     return True
 
 
@@ -98,7 +97,7 @@ def on_the_host(keys: Keys, key: str, value: Any, stage: int) -> Any:
     nvme = key == "offload_optimizer" and isinstance(value, Mapping) and value.get("device") == "nvme"
     if not nvme or stage == 3 or {"sharding", "zero_stage"} & keys.draft.given:
         return value
-    keys.draft.remarks.append(f"{keys.settings.where(key)}: nvme: below stage 3 DeepSpeed keeps states in host memory")
+    keys.remark("nvme: below stage 3 DeepSpeed keeps states in host memory", key)
     return {**value, "device": "cpu"}
 
 
@@ -149,10 +148,7 @@ def _optimizer(keys: Keys) -> None:
     if found is None:
         section.warn("type", f"optimizer {name[:40]} is not modelled: adamw is counted in its place")
         found = "adamw"
-    for table, key in product(
-        (keys.draft.values, keys.draft.origins), ("optimizer", "optimizer_impl", "optimizer_args")
-    ):
-        table.pop(key, None)
+    keys.draft.forget("optimizer", "optimizer_impl", "optimizer_args")
     section.put("optimizer", found, "type")
     if found == "adamw":
         section.put("optimizer_impl", "foreach" if section.section("params").flag("torch_adam") else "fused", "type")

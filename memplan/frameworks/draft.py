@@ -88,10 +88,11 @@ class Draft:
         """What an option gives, or a file says."""
         return self.options.get(key) or self.values.get(key)
 
-    def forget(self, key: str) -> None:
-        """Nothing was said of it."""
-        self.values.pop(key, None)
-        self.origins.pop(key, None)
+    def forget(self, *keys: str) -> None:
+        """Nothing was said of these."""
+        for key in keys:
+            self.values.pop(key, None)
+            self.origins.pop(key, None)
 
     def put(self, key: str, value: Any, origin: Origin) -> None:
         """Set a job's key; a file is stronger than a default, a later value than one of its kind. Raises InvalidJob."""

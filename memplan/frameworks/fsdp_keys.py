@@ -96,8 +96,7 @@ def read_fsdp(keys: Keys, defaults: Mapping[str, Any]) -> None:
     if saved is not None and str(saved).upper() not in ("FULL_STATE_DICT", "1"):
         put_inner(found, "fsdp", "state_dict_type", saved, found.named("state_dict_type"))
     if found.flag("activation_checkpointing"):
-        for table in (keys.draft.values, keys.draft.origins):
-            table.pop("gradient_checkpointing", None)
+        keys.draft.forget("gradient_checkpointing")
         found.put("gradient_checkpointing", "full", found.named("activation_checkpointing"))
     if found.flag("activation_cpu_offload"):  # ms-swift's
         key = found.named("activation_cpu_offload")

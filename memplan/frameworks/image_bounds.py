@@ -59,8 +59,7 @@ def fill_packed(where: str, key: str, draft: Draft) -> None:
     own = int(draft.values.get("batch_size") or 0)
     rows = max(ceil_div(max(packed.values()), length), own)
     why = f"{draft.origins[next(iter(packed))].text}: rows of up to {max(packed.values())} tokens"
-    for name in packed:
-        del draft.values[name], draft.origins[name]
+    draft.forget(*packed)
     draft.origins.pop("batch_size", None)
     draft.put("batch_size", rows, Origin(ASSUMED, f"{why} are counted as {rows} sequences of {length}"))
     counted = f"packed rows with images are counted as {rows} whole sequences"

@@ -111,8 +111,8 @@ def _targets(keys: Keys) -> str | list[str]:
         return list(found)
     names = keys.names("lora_target_modules")
     if not names:
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: neither lora_target_linear nor lora_target_modules is set: "
+        keys.remark(
+            "neither lora_target_linear nor lora_target_modules is set: "
             "q_proj and v_proj are counted, as PEFT takes for Llama and Qwen"
         )
     return lora_targets(names or ("q_proj", "v_proj"))
@@ -161,10 +161,7 @@ def read_kernels(keys: Keys, method: str) -> None:
         if method == "sft" and not fused and not cut:
             keys.put("loss_head", "cross-entropy", parts[0])
         if not {"liger_rms_norm"} & set(parts) or not {"liger_glu_activation", "liger_swiglu"} & set(parts):
-            keys.draft.remarks.append(
-                f"{keys.settings.path}: all of Liger's layer kernels are counted, "
-                f"though only {', '.join(parts) or 'its loss'} is on"
-            )
+            keys.remark(f"all of Liger's layer kernels are counted, though only {', '.join(parts) or 'its loss'} is on")
     if cut and method == "sft":
         keys.put("loss_head", "cut-cross-entropy", "cut_cross_entropy" if wanted else "plugins")
     if method != "sft" and keys.flag("dpo_use_liger_kernel"):

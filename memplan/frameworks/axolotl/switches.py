@@ -96,8 +96,8 @@ def _fused_adapters(keys: Keys, method: str) -> None:
     said = any(keys.has(key) for key in KERNELS) or keys.flag("trust_remote_code") or keys.flag("load_in_8bit")
     if said or method != "sft" or keys.draft.values.get("sharding") == "fsdp":
         return
-    keys.draft.remarks.append(
-        f"{keys.settings.path}: Axolotl runs LoRA by kernels of its own unless lora_mlp_kernel and its like are false: "
+    keys.remark(
+        "Axolotl runs LoRA by kernels of its own unless lora_mlp_kernel and its like are false: "
         "PEFT's code is counted, which keeps more"
     )
 

@@ -70,7 +70,7 @@ def read_arguments(keys: Keys) -> None:
         )
         keys.draft.bound("auto_find_batch_size", where, why, "batch")
     if keys.flag("use_cpu") or keys.flag("no_cuda"):
-        keys.draft.remarks.append(f"{keys.settings.where('use_cpu')}: the training runs on the CPU")
+        keys.remark("the training runs on the CPU", "use_cpu")
 
 
 def _checkpointing(keys: Keys) -> None:

@@ -30,7 +30,7 @@ def read_beside(dialect: Dialect) -> None:
     read_images(dialect)
     keys = dialect.keys
     if keys.flag("packing"):
-        keys.draft.remarks.append(f"{keys.settings.where('packing')}: packing: rows are counted full")
+        keys.remark("packing: rows are counted full", "packing")
     if keys.has("use_reentrant") and keys.flag("use_reentrant") is not None:
         keys.put("gradient_checkpointing_reentrant", keys.flag("use_reentrant"), "use_reentrant")
 

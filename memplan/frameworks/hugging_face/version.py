@@ -129,8 +129,7 @@ def _fused_by_default(draft: Draft) -> bool:
         str(given.get("trainer", "transformers")), str(given.get("trainer_version") or "")
     ).optimizer_impl
     if own != "fused":  # the reader's default is the newest one's
-        for table in (draft.values, draft.origins):
-            table.pop("optimizer_impl", None)
+        draft.forget("optimizer_impl")
     return own == "fused" and given.get("optimizer_impl", own) == "fused"
 
 

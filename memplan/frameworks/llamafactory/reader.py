@@ -215,9 +215,7 @@ def _method(keys: Keys) -> str:
     if not method:
         raise keys.settings.error("pref_loss", f"{loss[:20]!r} is no loss", f"known: {', '.join(LOSSES)}")
     if loss not in LOSSES:  # of the same log-probabilities
-        keys.draft.remarks.append(
-            f"{keys.settings.where('pref_loss')}: {loss} is TRL's, which a fork of the project's has"
-        )
+        keys.remark(f"{loss} is TRL's, which a fork of the project's has", "pref_loss")
     keys.put("method", method, "pref_loss", "stage")
     return method
 
@@ -230,9 +228,7 @@ def _length(keys: Keys) -> None:
 
 def _checkpointing(keys: Keys) -> None:
     """On by default, and reentrant; LLaMA-Factory's own switches are stronger than transformers'."""
-    for table in (keys.draft.values, keys.draft.origins):
-        table.pop("gradient_checkpointing", None)
-        table.pop("gradient_checkpointing_reentrant", None)
+    keys.draft.forget("gradient_checkpointing", "gradient_checkpointing_reentrant")
     off = bool(keys.flag("disable_gradient_checkpointing"))
     keys.put("gradient_checkpointing", "none" if off else "full", "disable_gradient_checkpointing")
     keys.put("gradient_checkpointing_reentrant", bool(keys.flag("use_reentrant_gc")), "use_reentrant_gc")

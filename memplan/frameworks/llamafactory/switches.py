@@ -83,10 +83,7 @@ def read_optimizer(keys: Keys) -> None:
     ):
         if not keys.flag(flag):
             continue
-        for table in (keys.draft.values, keys.draft.origins):
-            table.pop("optimizer", None)
-            table.pop("optimizer_impl", None)
-            table.pop("optimizer_args", None)
+        keys.draft.forget("optimizer", "optimizer_impl", "optimizer_args")
         keys.put("optimizer", name, flag)
         if name in ("galore", "apollo"):
             settings: dict[str, Any] = {

@@ -146,9 +146,9 @@ def _kernels(keys: Keys) -> None:
             keys.put("kernels", "liger", "kernel_config")
             keys.warn("kernel_config", "the loss is counted as PyTorch's, which keeps more than Liger's")
         elif name == "auto":
-            keys.draft.remarks.append(
-                f"{keys.settings.where('kernel_config')}: experts are counted as transformers runs them, where "
-                "kernel_config auto takes a kernel of its own"
+            keys.remark(
+                "experts are counted as transformers runs them, where kernel_config auto takes a kernel of its own",
+                "kernel_config",
             )
         elif name:
             keys.warn("kernel_config", f"{name[:40]}: layers are counted as transformers runs them")

@@ -186,7 +186,7 @@ def _batch(keys: Keys) -> None:
     if str(keys.get(at)).lower() == "auto":
         keys.put("batch_size", 1, at)
         why = "auto is halved until the step fits: counted is the least, one sample"
-        keys.draft.remarks.append(f"{keys.settings.where(at)}: {why}; what runs fills the card more")
+        keys.remark(f"{why}; what runs fills the card more", at)
     else:
         keys.copy("batch_size", at, "whole")
     total = keys.whole("global_train_batch_size")
@@ -229,10 +229,9 @@ def _settle(keys: Keys, draft: Draft) -> None:
     """What follows from the number of GPUs: on one there is no FSDP; a micro-batch is no larger than a GPU's batch."""
     gpus = int(draft.now("num_gpus") or 0)
     if gpus == 1:
-        for key in ("fsdp", "reduce_dtype", "gradient_checkpointing_reentrant", "gradient_checkpointing"):
-            draft.forget(key)
+        draft.forget("fsdp", "reduce_dtype", "gradient_checkpointing_reentrant", "gradient_checkpointing")
         if draft.values["sharding"] == "fsdp":
-            draft.remarks.append(f"{keys.settings.path}: on one GPU fsdp_config does not hold, checkpointing included")
+            keys.remark("on one GPU fsdp_config does not hold, checkpointing included")
         draft.values["sharding"] = "none"
     total = keys.whole("global_train_batch_size")
     micro = int(draft.now("batch_size") or 1)

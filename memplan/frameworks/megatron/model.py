@@ -79,9 +79,7 @@ def _vocabulary(keys: Keys) -> int:
         kind = "gpt2bpetokenizer"
     named = _SIZED.search(f"{file or ''} {keys.get('tokenizer_model') or ''}")
     if named:
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: a vocabulary of {named.group(1)}, as the tokenizer's path says"
-        )
+        keys.remark(f"a vocabulary of {named.group(1)}, as the tokenizer's path says")
         return int(named.group(1))
     if kind == "gpt2bpetokenizer" and file and not is_template(file) and not re.search(r"(?i)gpt-?2", str(file)):
         why = f"the vocabulary of {str(file)[-60:]} is counted as GPT-2's"
@@ -92,9 +90,8 @@ def _vocabulary(keys: Keys) -> int:
         size = 32000
     size = size or ASSUMED_VOCABULARY
     if kind != "gpt2bpetokenizer":  # the others' is that of a file
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: nothing says how large the vocabulary is: {size} "
-            "tokens are assumed; add --vocab-size to the file"
+        keys.remark(
+            f"nothing says how large the vocabulary is: {size} tokens are assumed; add --vocab-size to the file"
         )
     return size
 

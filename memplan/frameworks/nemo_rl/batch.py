@@ -22,7 +22,7 @@ def read_batch(keys: Keys, method: str, copies: int) -> None:
         if tokens:
             micro, said = max(1, ceil_div(int(tokens), length)), f"{POLICY}{part}.train_mb_tokens"
             if not packed:
-                keys.draft.remarks.append(f"{keys.settings.path}: micro-batches of up to {int(tokens)} tokens are "
+                keys.remark(f"micro-batches of up to {int(tokens)} tokens are "
                                           f"counted as {micro} of {length}")  # fmt: skip
     if not packed:
         keys.put("batch_size", micro, said)

@@ -157,7 +157,7 @@ def _checkpointing(keys: Keys, program: str) -> None:
     name = "gradient_checkpointing" if budget is None else "activation_memory_budget"
     on = bool(keys.flag("gradient_checkpointing")) or (budget is not None and budget < 1)
     if on and program.startswith("dpo") and keys.flag("use_lora") and not keys.flag("use_qlora"):
-        keys.draft.remarks.append(f"{keys.settings.where(name)}: {program}.py does not checkpoint beside LoRA")
+        keys.remark(f"{program}.py does not checkpoint beside LoRA", name)
         on = False
     keys.put("gradient_checkpointing", "full" if on else "none", name)
     keys.skip("gradient_checkpointing", "activation_memory_budget")

@@ -38,5 +38,5 @@ def _scores_whole(path: str) -> bool:
 def read_old_head(keys: Keys, method: str) -> None:
     """Whole log-softmaxes before 0.6, of SFT of a copy (models/utils.py, loss.py of 0.4; 0.6 has flash-attn's)."""
     if method != "reward" and "loss_head" not in keys.draft.values and _scores_whole(keys.settings.path):
-        keys.draft.remarks.append(f"{keys.settings.path}: OpenRLHF before 0.6 lies beside it: logits are scored whole")
+        keys.remark("OpenRLHF before 0.6 lies beside it: logits are scored whole")
         keys.put("loss_head", "cross-entropy" if method == "sft" else "log-softmax")

@@ -242,10 +242,7 @@ def _models(keys: Keys, method: str) -> None:
     kl, together = keys.number("algo.kl.init_coef"), bool(keys.flag("train.colocate_all"))
     if kl and not (together or keys.flag("train.colocate_actor_ref")):
         kl = 0
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: without train.colocate_actor_ref the reference stands on GPUs of its own, and is "
-            "not counted"
-        )
+        keys.remark("without train.colocate_actor_ref the reference stands on GPUs of its own, and is not counted")
     keys.put("reference", "none" if not kl else "offloaded" if offloaded else "resident", "algo.kl.init_coef")
     read_engine(keys, together)
     temperature = keys.number("rollout.temperature")
@@ -266,10 +263,7 @@ def _models(keys: Keys, method: str) -> None:
     if reward and beside and not keys.has("reward.remote_url") and "," not in reward:
         extra.append({"role": "reward", "model": reward})
     elif reward:
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: the reward model stands on GPUs of its own or on the host during the "
-            "update, and is not counted"
-        )
+        keys.remark("the reward model stands on GPUs of its own or on the host during the update, and is not counted")
     if extra:
         keys.put("extra_models", extra, "critic.model_name_or_path", "reward.model_name_or_path")
 

@@ -29,8 +29,8 @@ def read_scoring(keys: Keys, length: int, tokens: int, gpus: int, ring: int) -> 
 def critic_apart(keys: Keys) -> None:
     """A critic on GPUs of its own, of which a node has 8 where nothing is said: no more than the policy's update, on as
     many GPUs."""
-    keys.draft.remarks.append(
-        f"{keys.settings.path}: without train.colocate_all the critic stands on GPUs of its own: the policy's "
+    keys.remark(
+        "without train.colocate_all the critic stands on GPUs of its own: the policy's "
         "update is counted, which is that of grpo"
     )
     critic, policy = (

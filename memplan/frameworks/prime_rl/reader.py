@@ -119,7 +119,7 @@ def _gpus(keys: Keys, form: str, newer: bool) -> int:
         keys.draft.trains_on(said, keys.settings.path)
     elif form == "rl" and int(keys.draft.options.get("num_gpus") or 1) > 1:
         why = "nothing says how many GPUs train: all that the option names are counted, and one trains by default"
-        keys.draft.remarks.append(f"{keys.settings.path}: {why}")
+        keys.remark(why)
     elif form == "sft" and keys.has(f"{at}num_gpus"):  # configs/sft.py: SingleNodeDeploymentConfig
         keys.put("num_gpus", keys.whole(f"{at}num_gpus"), f"{at}num_gpus")
     elif form == "sft" and keys.has(f"{at}num_nodes"):  # MultiNodeDeploymentConfig

@@ -172,7 +172,7 @@ def _teacher(keys: Keys) -> None:
     (utils/arguments.py: --opd-type; backends/megatron_utils/actor.py: load_other_checkpoint)."""
     served = keys.text("opd_type") == "sglang"
     if served:
-        keys.draft.remarks.append(f"{keys.settings.where('opd_type')}: a server started apart runs the teacher")
+        keys.remark("a server started apart runs the teacher", "opd_type")
     elif keys.text("opd_type") == "megatron" and keys.draft.values.get("reference") == "none":
         keys.draft.values.pop("reference")
         keys.put("reference", "offloaded", "opd_teacher_load", "opd_type")
@@ -251,7 +251,7 @@ def _mixed(keys: Keys) -> None:
     name = str(said.get("hf_checkpoint", "")).rstrip("/").rpartition("/")[2]
     if not _MIXED.search(str(said.get("spec"))) or not name or is_template(name):
         return
-    keys.draft.remarks.append(f"{keys.settings.where('spec')}: delta nets are counted as Megatron's own")
+    keys.remark("delta nets are counted as Megatron's own", "spec")
     for degree in (each for each in DIVIDING if said.get(each, 1) not in (1, "1")):
         why = f"delta nets are whole on each of {said[degree]} GPUs, and so all layers are counted"
         keys.bound(degree, why, "parallelism")

@@ -79,7 +79,7 @@ def read_lengths(keys: Keys, method: str) -> None:
         keys.put("sequence_length", longest, "max_length" if length == longest else "packing_length")
     if packed and method in PAIRS and length and length > 0:
         why = f"a pair may be two samples of {length} tokens, longer than a pack of {pack or length}"
-        keys.draft.remarks.append(f"{keys.settings.where('packing')}: {why}")
+        keys.remark(why, "packing")
 
 
 def ask_length(keys: Keys) -> None:

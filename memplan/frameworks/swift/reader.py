@@ -253,7 +253,7 @@ def _evaluation(keys: Keys) -> None:
     keys.draft.unread[:] = [each for each in keys.draft.unread if each.key != "predict_with_generate"]
     online = keys.draft.values.get("method") in ONLINE
     if some and strategy != "no" and online:
-        keys.draft.remarks.append(f"{keys.settings.path}: evaluation, which generates as a step does, is not counted")
+        keys.remark("evaluation, which generates as a step does, is not counted")
     elif some and strategy != "no":
         if keys.flag("predict_with_generate"):
             keys.warn("predict_with_generate", GENERATES)

@@ -176,9 +176,7 @@ def read_optimizer(keys: Keys) -> None:
                 "optimizer", f"optimizer {plugin[:20]} is not modelled: adamw is counted in its place", "optimizer"
             )
         return
-    for table in (keys.draft.values, keys.draft.origins):
-        for key in ("optimizer", "optimizer_impl", "optimizer_args"):
-            table.pop(key, None)
+    keys.draft.forget("optimizer", "optimizer_impl", "optimizer_args")
     keys.put("optimizer", name, "use_galore" if keys.has("use_galore") else "optimizer")
     if name == "galore":
         given = keys.names("galore_target_modules")

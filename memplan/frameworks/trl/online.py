@@ -104,9 +104,7 @@ def _group(keys: Keys) -> None:
             keys.draft.values["rollout"] = {key: value for key, value in rollout.items() if key != "group_size"}
             if len(rollout) == 1:
                 keys.draft.forget("rollout")
-            keys.draft.remarks.append(
-                f"{keys.settings.path}: num_generations {size} does not divide the {step} completions of a step"
-            )
+            keys.remark(f"num_generations {size} does not divide the {step} completions of a step")
 
     keys.draft.finishers["group"] = divides
     coefficient, adaptive = keys.number("entropy_coef"), keys.flag("use_adaptive_entropy")

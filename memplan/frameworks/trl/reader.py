@@ -208,8 +208,8 @@ def _adapter(dialect: Dialect) -> None:
     if of_program:
         return
     if "lora" in keys.draft.values and dialect.script is None and not keys.has(dialect.one("targets")):
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: lora_target_modules is not set: q_proj and v_proj are counted, as PEFT takes for "
+        keys.remark(
+            "lora_target_modules is not set: q_proj and v_proj are counted, as PEFT takes for "
             "Llama, Mistral, Qwen and Gemma"
         )
 

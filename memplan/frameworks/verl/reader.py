@@ -233,9 +233,10 @@ def _close(keys: Keys) -> None:
     if strange:
         more = f" and {len(strange) - MOST_NAMED} more" if len(strange) > MOST_NAMED else ""
         names = ", ".join(key[:60] for key in strange[:MOST_NAMED])
-        keys.draft.remarks.append(
-            f"{keys.settings.where(strange[0])}: no settings of {keys.framework.label} that are known, and none that "
-            f"memory feels by their names: {names}{more}"
+        keys.remark(
+            f"no settings of {keys.framework.label} that are known, and none that "
+            f"memory feels by their names: {names}{more}",
+            strange[0],
         )
 
 

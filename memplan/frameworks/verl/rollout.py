@@ -51,7 +51,7 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
     key = said[0] if said else f"{ROLLOUT}name"
     name = NAMES.get(word) or next((engine for engine in SHARE if engine in word), None)  # a fork's own class of it
     if name and word not in NAMES:
-        keys.draft.remarks.append(f"{keys.settings.where(key)}: {word[:40]} is counted as {name}")
+        keys.remark(f"{word[:40]} is counted as {name}", key)
     apart = _apart(keys, found_config)
     if name is None:
         if not apart:
@@ -85,7 +85,7 @@ def _passed_on(keys: Keys) -> dict[str, str]:
     if keys.has(key):
         title = "EasyR1" if keys.framework.title == "EasyR1" else "verl before 0.6"
         why = f"{title} gives its engine no max_num_seqs: its own default counts"
-        keys.draft.remarks.append(f"{keys.settings.where(key)}: {why}")
+        keys.remark(why, key)
     return {each: field for each, field in FIELDS.items() if each != "max_num_seqs"}
 
 
@@ -97,7 +97,7 @@ def _awake(keys: Keys, name: str) -> None:
     version, at = pinned(keys.settings.path, "vllm") if sleeps else ("", "")
     if sleeps and (beside == "0.4" or (version and version_key(version) >= version_key("0.7"))):
         by = f"vLLM {version} ({at})" if version and beside != "0.4" else "vLLM"
-        keys.draft.remarks.append(f"{keys.settings.where(key)}: verl before 0.5 lets {by} sleep whatever {key} says")
+        keys.remark(f"verl before 0.5 lets {by} sleep whatever {key} says", key)
         return
     put(keys, "sleep", "none", key)
     if sleeps and not version and "sleep" not in (keys.draft.options.get("rollout") or {}):

@@ -50,16 +50,16 @@ def read_old_sft(keys: Keys, found: Given) -> None:
             why = f"verl 0.1 divides it among the GPUs, later ones read micro_batch_size_per_gpu alone ({usual})"
             keys.bound(whole, why, "batch")
     elif keys.has(whole) and not keys.has(each):
-        keys.draft.remarks.append(f"{keys.settings.where(whole)}: {whole} is not read by {keys.framework.label}: "
-                                  f"{each} is {keys.defaults[each]}")  # fmt: skip
+        keys.remark(f"{whole} is not read by {keys.framework.label}: "
+                                  f"{each} is {keys.defaults[each]}", whole)  # fmt: skip
     keys.skip(whole, "use_remove_padding")
     micro = _sequences(keys, length)
     _steps(keys, micro, world // shared)
     read_model(keys, "model.", False)
     keys.put("loss_head", "cross-entropy")
     if not keys.has("model.enable_gradient_checkpointing"):
-        keys.draft.remarks.append(
-            f"{keys.settings.path}: model.enable_gradient_checkpointing is not said: off by default up to 0.4.0, on "
+        keys.remark(
+            f"model.enable_gradient_checkpointing is not said: off by default up to 0.4.0, on "
             f"from 0.4.1 on; {keys.framework.label} is the oldest that has every setting of the file"
         )
     strategy = keys.text("model.strategy") or "fsdp"

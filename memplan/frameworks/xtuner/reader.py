@@ -211,7 +211,7 @@ def _deepspeed(keys: Keys) -> bool:
     kind = Origin(ASSUMED, why)
     draft.put("sharding", "ddp" if several else "none", kind)
     if "launch" not in draft.facts:
-        draft.remarks.append(f"{keys.settings.path}: counted without DeepSpeed; check the command, or add --zero-stage")
+        keys.remark("counted without DeepSpeed; check the command, or add --zero-stage")
     return False
 
 
