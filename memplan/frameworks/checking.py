@@ -259,31 +259,13 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         from memplan.frameworks.own_words.words import first_remedy  # which files that fit never load
 
         remedy, write = first_remedy(given, report)
+    told = tuple({name: getattr(each, name) for name in ("key", "where", "why", "decides")} for each in given.unread)
     return Checked(
-        path,
-        verdict.fits,
-        text,
-        placed(where, path)[0],
-        given.framework,
-        verdict.gpu,
-        cards,
-        device.expected,
-        verdict.usable_bytes,
-        room,
-        verdict.missing_bytes,
-        report.job,
-        tuple(assumed(given, report)),
-        tuple(
-            {"key": each.key, "where": each.where, "why": each.why, "decides": each.decides} for each in given.unread
-        ),
-        report.warnings,
-        hint,
-        EXIT_CODES.get(verdict.fits, EXIT_DONE),
-        remedy=remedy,
-        write=write,
-        played=report.per_gpu.reserved_bytes.played,
-        at_most=at_most,
-    )
+        path, verdict.fits, text, placed(where, path)[0], given.framework, verdict.gpu, cards, device.expected,
+        verdict.usable_bytes, room, verdict.missing_bytes, report.job, tuple(assumed(given, report)), told,
+        report.warnings, hint, EXIT_CODES.get(verdict.fits, EXIT_DONE), remedy=remedy, write=write,
+        played=report.per_gpu.reserved_bytes.played, at_most=at_most,
+    )  # fmt: skip
 
 
 def placed(text: str, path: str) -> tuple[int, str]:

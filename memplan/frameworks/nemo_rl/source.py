@@ -75,17 +75,19 @@ def _config_of(launch: Launch) -> str:
     return ""
 
 
-def _named(settings: Settings, path: str, usual: str, draft: Draft) -> Settings:
+def _named(settings: Settings, path: str, usual: str, draft: Draft, depth: int = 0) -> Settings:
     """The config that a key or a command names; NeMo RL's own from memory where it is not there."""
     name = path.rsplit("/", 1)[-1] or usual
+    key = "defaults" if depth else "config"
     try:
-        if not path:
+        if not (path or depth):
             raise InvalidJob(f"{settings.path}: the command names no config", "add --config FILE to it")
-        return _over(draft.follow(settings, "config", path), draft, 0)
+        return _over(draft.follow(settings, key, path), draft, depth)
     except InvalidJob:
         if name not in BASES:
             raise
-    draft.remarks.append(f"{settings.path}: {path or name} is taken as NeMo RL has it (August 2026)")
+    where = settings.where(key) if depth else settings.path
+    draft.remarks.append(f"{where}: {path or name} is taken as NeMo RL has it (August 2026)")
     return Settings(f"NeMo RL's {name}", BASES[name])
 
 
@@ -97,7 +99,7 @@ def _over(document: Document, draft: Draft, depth: int) -> Settings:
     named = own.values.get("defaults")
     base = Settings(document.path, {})
     for path in [named] if isinstance(named, str) else named if isinstance(named, list) else ():
-        base = base.under(_parent(own, str(path), draft, depth))
+        base = base.under(_named(own, str(path), "", draft, depth + 1))
     values = base.values
     mine = {key: value for key, value in flat(own.values) if key != "defaults"}
     for key in [key for key in mine if key.endswith("._override_")]:
@@ -106,18 +108,6 @@ def _over(document: Document, draft: Draft, depth: int) -> Settings:
     for key in [key for key in mine if key in own.values or mine[key] is None]:  # a section that becomes one value
         values = {name: old for name, old in values.items() if not name.startswith(f"{key}.")}
     return replace(base, values=values).under(replace(own, values=mine))
-
-
-def _parent(own: Settings, path: str, draft: Draft, depth: int) -> Settings:
-    """One of ``defaults``."""
-    name = path.rsplit("/", 1)[-1]
-    try:
-        return _over(draft.follow(own, "defaults", path), draft, depth + 1)
-    except InvalidJob:
-        if name not in BASES:
-            raise
-    draft.remarks.append(f"{own.where('defaults')}: {path} is taken as NeMo RL has it (August 2026)")
-    return Settings(f"NeMo RL's {name}", BASES[name])
 
 
 def referred(values: Mapping[str, Any]) -> dict[str, Any]:
