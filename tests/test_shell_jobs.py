@@ -2,6 +2,7 @@
 
 import pytest
 
+from memplan.frameworks.launch import launch_of
 from memplan.frameworks.scripts import run_script
 
 BODY = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\nrun $M \\$SLURM_NNODES \\$SLURM_GPUS_ON_NODE \\$1\nEOF\n"
@@ -67,3 +68,15 @@ def test_configs_and_programs_are_no_scripts() -> None:
         "cat > a.yaml <<EOF\nrun x\nEOF\ncat > a.py <<EOF\nrun y\nEOF\nsrun accelerate launch --config_file a.yaml a.py"
     )
     assert [each[:2] for each in commands(text)] == [["srun", "accelerate"]]
+
+
+@pytest.mark.parametrize(
+    "start", ["torchrun --no-python --nproc-per-node=4", "accelerate launch --no_python --nproc_per_node 4"]
+)
+def test_processes_of_a_shell_that_a_launcher_starts(start: str) -> None:
+    """Every process is a shell: what it runs has the launcher's processes, not one."""
+    found = run_script(f"echo 'python train.py --x 1' > w.sh\n{start} bash w.sh", "a.sh").commands[-1]
+    launch = launch_of(found, "a.sh")
+    assert launch is not None
+    assert (launch.launcher, launch.options.values["nproc_per_node"]) == (start.split(maxsplit=1)[0], 4)
+    assert (launch.program, [word.text for word in launch.words]) == ("train.py", ["--x", "1"])

@@ -74,7 +74,18 @@ def launch_of(command: Command, path: str) -> Launch | None:
     """The parts of a command; None where it starts no program."""
     words = _without_wrappers(_behind_dashes(list(command.words)))
     found = _parts(words, command, path) if words else None
+    if found and found.launcher == "python":
+        found = _around(found, _without_wrappers(list(command.around)))
     return found and replace(found, before=command.around + command.words[: len(command.words) - len(words)])
+
+
+def _around(found: Launch, words: list[Word]) -> Launch:
+    """A program of a shell that a launcher starts in every process: ``torchrun --no-python bash worker.sh``."""
+    launcher = LAUNCHERS.get(words[0].text.rsplit("/", 1)[-1], "") if words else ""
+    if launcher in ("", "python") or not any(word.text in ("--no-python", "--no_python") for word in words):
+        return found
+    values, lines, _ = options_of(words[1:])
+    return replace(found, launcher=launcher, options=Settings(found.path, values, lines))
 
 
 def _parts(words: list[Word], command: Command, path: str) -> Launch | None:

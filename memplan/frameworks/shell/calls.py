@@ -95,7 +95,8 @@ class Calls(Children):
         place = self.calls[0] if self.calls else line
         texts = tuple(Word(shown(word.text), place if self.children else word.line) for word in words)
         within = self.children[-1] if self.children else ""
-        self.commands.append(Command(texts, environment, place, self._remarks(words), self.around, within))
+        around = tuple(word._replace(text=shown(word.text)) for word in self.around)
+        self.commands.append(Command(texts, environment, place, self._remarks(words), around, within))
         return ""
 
     def fed(self, node: Chain) -> Word | None:
