@@ -121,7 +121,7 @@ class Halves:
         yield "inputs-backward", self._held(last.inside, last.things)
         yield "vision-backward", self._tower_backward(last)
         yield "embedding-backward", self._held(last.inside, last.things)
-        reduces = self.at("reduce")
+        reduces = max(self.at("embedding-backward"), self.at("reduce"), key=lambda moment: moment.most)
         yield "reduce", self._held(reduces.most, reduces.most_things)
         steps = self.at("optimizer")  # of a critic, by itself
         yield "optimizer", self._held(steps.inside, steps.things)
