@@ -6,18 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
+from memplan import errors
 from memplan.engine.allocator.reserved import BY_BOUND, Play
-from memplan.errors import (
-    EXIT_BUG,
-    EXIT_DOES_NOT_FIT,
-    EXIT_DONE,
-    EXIT_USAGE,
-    InvalidJob,
-    MemplanError,
-    ModelNotFound,
-    NoTraining,
-    UsageError,
-)
+from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
 from memplan.frameworks.assumed import assumed
 from memplan.frameworks.documents import Document
@@ -35,7 +26,7 @@ from memplan.units import format_bytes
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
 WORDS = {"yes": "fits", "tight": "fits tightly", "no": "does not fit"}
 NO_CONFIG = "no training config that memplan knows"
-EXIT_CODES = {"no": EXIT_DOES_NOT_FIT, "unclear": EXIT_USAGE}
+EXIT_CODES = {"no": errors.EXIT_DOES_NOT_FIT, "unclear": errors.EXIT_USAGE}
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ class Checked:
     """Keys that are not understood: key, where, why, and what of memory they decide."""
     warnings: tuple[str, ...] = ()
     hint: str = ""
-    exit_code: int = EXIT_DONE
+    exit_code: int = errors.EXIT_DONE
     remedy: str = ""
     """Where it does not fit, the first change with which it does."""
     write: tuple[str, ...] = ()
@@ -159,9 +150,9 @@ def _check(
         try:
             found = answer(given)
             return spread(found, given, answer) if found.fits == "unclear" else found
-        except ModelNotFound as error:  # with what else is asked for
+        except errors.ModelNotFound as error:  # with what else is asked for
             like = question(given.job.model, given.job.lora and given.job.lora.targets, given.unread, options)
-            raise ModelNotFound(error.message, f"{error.hint}; or {like}") from None
+            raise errors.ModelNotFound(error.message, f"{error.hint}; or {like}") from None
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer) or unshared(error, path, given, answer)
@@ -209,21 +200,21 @@ def _guarded(path: str, work: Callable[[], Found]) -> Found | Checked:
     try:
         return work()
     except _NoCard:
-        raise UsageError("check needs a card to fit", "add --gpu, such as --gpu h100-80gb") from None
+        raise errors.UsageError("check needs a card to fit", "add --gpu, such as --gpu h100-80gb") from None
     except NotKnown as error:
         line, text = placed(error.message, path)
-        return Checked(path, "unclear", f"unclear: {text}", line, hint=error.hint, exit_code=EXIT_USAGE)
-    except NoTraining as error:
+        return Checked(path, "unclear", f"unclear: {text}", line, hint=error.hint, exit_code=errors.EXIT_USAGE)
+    except errors.NoTraining as error:
         return Checked(path, "skipped", placed(error.message, path)[1], hint=error.hint)
     except MemplanError as error:
         from memplan.frameworks.own_words.words import own_hint
 
         line, text = placed(error.message, path)
-        like = f"; or {MODEL}" if isinstance(error, ModelNotFound) and "add --model" not in error.hint else ""
+        like = f"; or {MODEL}" if isinstance(error, errors.ModelNotFound) and "add --model" not in error.hint else ""
         return Checked(path, "error", text, line, hint=own_hint(error) + like, exit_code=error.exit_code)
     except Exception as error:
         text = f"internal error: {type(error).__name__}: {error}"
-        return Checked(path, "error", text, hint="report it with the file", exit_code=EXIT_BUG)
+        return Checked(path, "error", text, hint="report it with the file", exit_code=errors.EXIT_BUG)
 
 
 def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked:
@@ -263,7 +254,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     return Checked(
         path, verdict.fits, text, placed(where, path)[0], given.framework, verdict.gpu, cards, device.expected,
         verdict.usable_bytes, room, verdict.missing_bytes, report.job, tuple(assumed(given, report)), told,
-        report.warnings, hint, EXIT_CODES.get(verdict.fits, EXIT_DONE), remedy=remedy, write=write,
+        report.warnings, hint, EXIT_CODES.get(verdict.fits, errors.EXIT_DONE), remedy=remedy, write=write,
         played=report.per_gpu.reserved_bytes.played, at_most=at_most,
     )  # fmt: skip
 
@@ -279,4 +270,4 @@ def placed(text: str, path: str) -> tuple[int, str]:
 def worst(found: Sequence[Checked]) -> int:
     """The exit code of all: a file that cannot be read is worse than one that does not fit."""
     codes = [each.exit_code for each in found]
-    return next((code for code in codes if code > EXIT_DOES_NOT_FIT), max(codes, default=EXIT_DONE))
+    return next((code for code in codes if code > errors.EXIT_DOES_NOT_FIT), max(codes, default=errors.EXIT_DONE))

@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memplan.errors import InvalidJob, MemplanError
+from memplan.frameworks import documents
 from memplan.frameworks.asking import SHELLS, WRITE
-from memplan.frameworks.documents import (
-    FORMS,
-    Document,
-    Settings,
-    document_of,
-    guessed_form,
-    is_template,
-    open_document,
-)
+from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.sourced import MAX_BYTES, project_of
 
 if TYPE_CHECKING:
@@ -113,9 +106,9 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
     may_be = _may_be(settings.path, name)
     if len(may_be) == 1:
         why = f"{settings.where(key)}: {key}: {reference[:80]} is taken for {may_be[0]}, all that it can be here"
-        found = open_document(may_be[0])
+        found = documents.open_document(may_be[0])
         return replace(found, remarks=(*found.remarks, why))
-    if "://" in name or is_template(name):
+    if "://" in name or documents.is_template(name):
         hint = f"check the one that it is: memplan check {may_be[0]}" if may_be else "give it with --with"
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", hint)
     said = settings.paths.get(f"{settings.prefix}{key}", settings.path)  # an option over a file is its command's
@@ -127,7 +120,7 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
         path = next(filter(None, (found_at(settings.path, end) for end in ends)), None)
     if path is not None:
         shown = os.path.relpath(path)
-        found = open_document(shown if not shown.startswith("..") else str(path))
+        found = documents.open_document(shown if not shown.startswith("..") else str(path))
         why = f"{settings.where(key)}: {key}: {reference[:80]} is not here, and {shown} is taken for it"
         return replace(found, remarks=(*found.remarks, why)) if away else found
     here = Path(settings.path).resolve().parent
@@ -196,8 +189,8 @@ def open_written(script: Document, reference: str) -> Document | None:
     if name is None:
         return None
     text = script.files[name]
-    form = FORMS.get(posixpath.splitext(name)[1].lower()) or guessed_form(text)
-    return document_of(text, f"{script.path} ({name})", form)
+    form = documents.FORMS.get(posixpath.splitext(name)[1].lower()) or documents.guessed_form(text)
+    return documents.document_of(text, f"{script.path} ({name})", form)
 
 
 def _missing(settings: Settings, key: str, problem: str, hint: str) -> Missing:
