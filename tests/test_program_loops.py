@@ -128,6 +128,31 @@ def test_a_loop_of_deepspeeds_engine_is_under_its_config() -> None:
     assert (job["sharding"], job["batch_size"], job["sequence_length"]) == ("zero2", 2, 512)
 
 
+OF_OPTIONS = """\
+import argparse, deepspeed
+from transformers import AutoModelForCausalLM
+parser = argparse.ArgumentParser()
+parser = deepspeed.add_config_arguments(parser)
+args = parser.parse_args()
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype="bfloat16")
+data = [tokenizer(text, truncation=True, max_length=512) for text in texts]
+engine, _, loader, _ = deepspeed.initialize(args, model, training_data=data)
+for batch in loader:
+    loss = engine(**batch).loss
+    engine.backward(loss)
+    engine.step()
+"""
+
+
+@pytest.mark.parametrize("micro", ['"train_micro_batch_size_per_gpu": 3, ', ""])
+def test_an_engine_makes_the_loader_of_the_config_that_its_options_name(micro: str) -> None:
+    Path("train.py").write_text(OF_OPTIONS)
+    Path("ds.json").write_text(f'{{{micro}"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": 1}}}}')
+    found = checked("run.sh", "deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config ds.json\n")
+    assert (found.job["batch_size"] == 3, found.fits) == ((True, "yes") if micro else (False, "unclear"))
+    assert found.job["sharding"] == "zero1"
+
+
 OWN = """\
 import argparse
 from transformers import Trainer, TrainingArguments

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memplan.frameworks.hydra import put_at
+from memplan.frameworks.programs import engines
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.models import MODEL
 from memplan.frameworks.programs.operators import ending
@@ -233,6 +234,8 @@ def _from_command(call: Call) -> dict[str, Any]:
 
 FUNCTIONS: Mapping[str, Callable[[Call], Any]] = {
     **FILES,
+    engines.INITIALISED: engines.initialised,
+    "deepspeed.add_config_arguments": engines.arguments,
     **dict.fromkeys(("*.to_container", "omegaconf.OmegaConf.to_object"), _plain_config),
     "omegaconf.OmegaConf.create": lambda call: call.get(0, "obj", {}),
     "omegaconf.OmegaConf.structured": lambda call: call.get(0, "obj"),

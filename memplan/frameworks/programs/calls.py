@@ -188,8 +188,6 @@ def library(
     if callee.name.startswith("deepspeed."):
         run.sharded = run.sharded or place
     call = Call(run, args, named, places, place, node, name=callee.name)
-    if callee.name == loops.INITIALISED:
-        return loops.initialised(call)
     if callee.name in ("sys.exit", "exit", "quit"):
         return Ref("sys.exit()")
     work = FUNCTIONS.get(callee.name) or (FUNCTIONS.get(f"*.{callee.last}") if callee.known else None)

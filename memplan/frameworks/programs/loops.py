@@ -11,6 +11,7 @@ from typing import Any
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.changes import MARK
+from memplan.frameworks.programs.engines import INITIALISED, config_of
 from memplan.frameworks.programs.models import as_it_is
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.others import alive
@@ -18,7 +19,7 @@ from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.text import Part
 from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown, is_plain
 
-FORWARD, BACKWARD, INITIALISED, LOOP = "a model's forward", "a backward", "deepspeed.initialize", "?loop"
+FORWARD, BACKWARD, LOOP = "a model's forward", "a backward", "?loop"
 OFF = ("no_grad", "inference_mode")
 """Contexts in which a forward trains nothing."""
 OPTIMIZERS = re.compile(
@@ -48,12 +49,6 @@ def noted(call: Call, callee: Any) -> None:
         beside = alive(run, Thing(LOOP, call.place))
         values = {"node": call.node, "scope": scope, "beside": beside, "uncalled": run.uncalled}
         run.things.append(Thing(BACKWARD, call.place, values | {"loaders": _loaders(run, scope, call.node)}))
-
-
-def initialised(call: Call) -> tuple[Any, ...]:
-    """``engine, optimizer, loader, scheduler = deepspeed.initialize(model=model, config=…)``."""
-    call.run.things.append(call.thing(INITIALISED))
-    return (call.get(1, "model"), *(Unknown(f"what {INITIALISED}() gives", call.place) for _ in range(3)))
 
 
 def _loaders(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing]:
@@ -260,12 +255,7 @@ def _precision(run: Run, forward: Thing) -> Iterator[tuple[str, Any, Place]]:
 def _sharding(run: Run, config: Thing | None) -> Iterator[tuple[str, Any, Place]]:
     """DeepSpeed's settings, given to it or to accelerate's plugin for it."""
     if config is not None:
-        given = config.values.get("config", config.values.get("config_params"))
-        yield (
-            "deepspeed",
-            Unknown("what the command gives DeepSpeed", config.place) if given is None else given,
-            config.place,
-        )
+        yield ("deepspeed", *config_of(config))
     for each in run.things:
         if each.last == "DeepSpeedPlugin":
             zero: dict[str, Any] = {"stage": each.values.get("zero_stage", 2)}
