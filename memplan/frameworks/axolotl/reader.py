@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks import fsdp_keys
-from memplan.frameworks.axolotl.keys import (
-    DEFAULTS,
-    HARMLESS,
-    MARKS,
-    METHODS,
-    NOT_MODELLED,
-    OWN_OPTIMIZERS,
-    RELEASES,
-)
+from memplan.frameworks.axolotl import keys as table
 from memplan.frameworks.axolotl.launch import read_start, starts
 from memplan.frameworks.axolotl.model import put_cast, read_adapter, read_attention_flags, read_kernels
 from memplan.frameworks.axolotl.switches import read_switches, release_of
@@ -39,14 +31,14 @@ def recognise(document: Document) -> tuple[str, ...]:
         return tuple(launch.program for launch in starts(document))[:1]
     if document.form != "yaml" or "base_model" not in document.keys:
         return ()
-    return ("base_model",) if document.keys & MARKS else ()
+    return ("base_model",) if document.keys & table.MARKS else ()
 
 
 def read(document: Document, draft: Draft) -> None:
     """One config, or the one that a script starts with."""
     settings = read_start(document, draft) if document.form == "shell" else document.settings
     release, sign = release_of(settings)
-    keys = Keys(draft, settings, labelled(FRAMEWORK, release, draft), DEFAULTS)
+    keys = Keys(draft, settings, labelled(FRAMEWORK, release, draft), table.DEFAULTS)
     method = _method(keys, sign)
     keys.copy("model", "base_model")
     keys.copy("revision", "revision_of_model")
@@ -57,7 +49,7 @@ def read(document: Document, draft: Draft) -> None:
     if keys.text("optimizer") == "muon":
         keys.put("optimizer", "muon", "optimizer")
     else:
-        put_hf_optimizer(keys, "optimizer", trainer, OWN_OPTIMIZERS)
+        put_hf_optimizer(keys, "optimizer", trainer, table.OWN_OPTIMIZERS)
     _optimizer_arguments(keys)
     read_adapter(keys)
     read_attention_flags(keys)
@@ -65,7 +57,7 @@ def read(document: Document, draft: Draft) -> None:
     _losses(keys, method)
     _spread(keys)
     _products(keys)
-    keys.warn_on(NOT_MODELLED, "1")
+    keys.warn_on(table.NOT_MODELLED, "1")
     ask_loaded(keys, "lora_model_dir")
     if keys.get("torch_compile") == "auto":
         keys.skip("torch_compile", "torch_compile_backend", "torch_compile_mode")
@@ -73,7 +65,7 @@ def read(document: Document, draft: Draft) -> None:
         read_compile(keys)
     read_switches(keys, method)
     assume_one_gpu(draft)
-    keys.close(HARMLESS)
+    keys.close(table.HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
 
 
@@ -83,13 +75,13 @@ def _method(keys: Keys, sign: str) -> str:
     word = (keys.text("rl") or "").lower()
     word = {"true": "dpo", "false": ""}.get(word, word)  # a switch, in its first versions
     reward = keys.flag("reward_model")
-    if word and word not in METHODS:
-        raise keys.settings.error("rl", f"{word[:20]} is not modelled", f"modelled: {', '.join(METHODS)}")
-    method = METHODS[word] if word else "reward" if reward else "sft"
+    if word and word not in table.METHODS:
+        raise keys.settings.error("rl", f"{word[:20]} is not modelled", f"modelled: {', '.join(table.METHODS)}")
+    method = table.METHODS[word] if word else "reward" if reward else "sft"
     key = ("rl",) if word else ("reward_model",) if reward else ("rl",)
     keys.put("method", method, *key)
     trainer = "transformers" if method == "sft" else "trl"
-    version = RELEASES[keys.framework.version][trainer == "trl"]
+    version = table.RELEASES[keys.framework.version][trainer == "trl"]
     keys.draft.put("trainer", trainer, Origin(FILE, f"{keys.settings.path}: Axolotl trains {method} with it"))
     origin = Origin(DEFAULT, f"{sign}{keys.framework.label} takes {trainer} {version}")
     keys.draft.put("trainer_version", version, origin)

@@ -17,24 +17,9 @@ from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import launches, put_allocator
 from memplan.frameworks.local_models import within
 from memplan.frameworks.own_words.names import OTHERS
+from memplan.frameworks.swift import keys as table
 from memplan.frameworks.swift import megatron as swift_megatron
 from memplan.frameworks.swift.images import read_images
-from memplan.frameworks.swift.keys import (
-    ATTENTIONS,
-    BY_VERSION,
-    FSDP2,
-    HARMLESS,
-    MARKS,
-    MODELS,
-    NEWEST,
-    OF_SECOND,
-    PLAIN_SCALES,
-    SECOND,
-    SPELLINGS,
-    THIRD,
-    deepspeed_of,
-    hub_id,
-)
 from memplan.frameworks.swift.launch import put_processes, settings_of, verb_of, with_environment
 from memplan.frameworks.swift.methods import ONLINE, read_lengths, read_method, read_preference
 from memplan.frameworks.swift.tuning import put_quantised, read_optimizer, read_quantisation, read_tower, read_tuning
@@ -49,11 +34,11 @@ class Spelled(Keys):
     def named(self, key: str) -> str:
         """The spelling that the file has, or that is tried in its place."""
         said = {**self.settings.values, **self.draft.tried}
-        return next((name for name in (key, *SPELLINGS.get(key, ())) if said.get(name) is not None), key)
+        return next((name for name in (key, *table.SPELLINGS.get(key, ())) if said.get(name) is not None), key)
 
     def get(self, key: str) -> Any:
         """By any spelling."""
-        self._taken.update((key, *SPELLINGS.get(key, ())))
+        self._taken.update((key, *table.SPELLINGS.get(key, ())))
         value = self.raw(self.named(key))
         return self.defaults.get(key) if value is None else value
 
@@ -64,7 +49,7 @@ class Spelled(Keys):
     def skip(self, *keys: str) -> None:
         """Under all their names."""
         for key in keys:
-            super().skip(key, *SPELLINGS.get(key, ()))
+            super().skip(key, *table.SPELLINGS.get(key, ()))
 
     def warn(self, key: str, why: str = "not understood", decides: str | None = None, hint: str = "") -> None:
         """Under the file's name."""
@@ -81,9 +66,9 @@ def recognise(document: Document) -> tuple[str, ...]:
         return tuple(launch.program for launch in launches(document) if verb_of(launch)[0])[:1]
     if document.form not in ("yaml", "json"):
         return ()
-    own = tuple(key for key in document.settings.values if key in MARKS)
+    own = tuple(key for key in document.settings.values if key in table.MARKS)
     more = {"attn_impl", "template", "split_dataset_ratio", "use_ray"} & document.keys
-    named = document.keys & MODELS and (own or ("model" in document.keys and "dataset" in document.keys and more))
+    named = document.keys & table.MODELS and (own or ("model" in document.keys and "dataset" in document.keys and more))
     return (own or tuple(more))[:1] if named else ()
 
 
@@ -104,7 +89,7 @@ def read(document: Document, draft: Draft) -> None:
 def read_settings(settings: Settings, draft: Draft, environment: Mapping[str, str], verb: str, megatron: bool) -> None:
     """All arguments of one training, under transformers or Megatron."""
     version = _version(settings, draft)
-    keys = Spelled(draft, _bundled(settings, draft, version), FRAMEWORK, {} if megatron else BY_VERSION[version])
+    keys = Spelled(draft, _bundled(settings, draft, version), FRAMEWORK, {} if megatron else table.BY_VERSION[version])
     put_allocator(environment, keys.settings.path, draft)
     draft.facts["chunks"] = environment.get("CELOSS_PARALLEL_SIZE", "")
     _model(keys)
@@ -121,9 +106,9 @@ def read_settings(settings: Settings, draft: Draft, environment: Mapping[str, st
     read_preference(keys, method, lora)
     _evaluation(keys)
     assume_one_gpu(draft)
-    keys.close(HARMLESS | TRAINER_HARMLESS)
+    keys.close(table.HARMLESS | TRAINER_HARMLESS)
     draft.finishers["precision"] = hf_precision.settle
-    draft.finishers["reentrant"] = _reentrant if version != SECOND else _not_reentrant
+    draft.finishers["reentrant"] = _reentrant if version != table.SECOND else _not_reentrant
     draft.finishers["accumulation"] = _accumulate
     draft.finishers["torch"] = partial(beside_torch, settings.path)
 
@@ -133,10 +118,10 @@ def _version(settings: Settings, draft: Draft) -> str:
     said = str(draft.options.get("trainer_version") or settings.values.get("swift_version") or "")
     if said:
         major = (version_key(said) or (4,))[0]
-        return {2: SECOND, 1: SECOND, 3: THIRD}.get(major, NEWEST)
-    if set(settings.values) & OF_SECOND:
-        return SECOND
-    return THIRD if "train_type" in settings.values else NEWEST
+        return {2: table.SECOND, 1: table.SECOND, 3: table.THIRD}.get(major, table.NEWEST)
+    if set(settings.values) & table.OF_SECOND:
+        return table.SECOND
+    return table.THIRD if "train_type" in settings.values else table.NEWEST
 
 
 def _model(keys: Keys) -> None:
@@ -160,7 +145,7 @@ def _model(keys: Keys) -> None:
     text = (keys.text(name) or "").replace("___", ".")  # as ModelScope writes a folder's name
     if name in ("load", "mcore_model"):
         text = text.rstrip("/").rsplit("/", 1)[-1].removesuffix("-mcore")
-    keys.put("model", hub_id(text), name)
+    keys.put("model", table.hub_id(text), name)
     revision = keys.text("model_revision")
     if revision and revision not in ("main", "master"):
         keys.put("revision", revision, "model_revision")
@@ -169,9 +154,9 @@ def _model(keys: Keys) -> None:
 def _trained(keys: Keys, version: str, method: str) -> bool:
     """Arguments of transformers, what trains, dtypes and attention; whether adapters train."""
     _dtypes(keys)
-    keys.draft.facts["transformers"] = 5 if version == NEWEST else 4
+    keys.draft.facts["transformers"] = 5 if version == table.NEWEST else 4
     read_arguments(keys)
-    lora = read_tuning(keys, version == NEWEST)
+    lora = read_tuning(keys, version == table.NEWEST)
     read_quantisation(keys)
     read_optimizer(keys)
     _attention(keys)
@@ -179,7 +164,7 @@ def _trained(keys: Keys, version: str, method: str) -> bool:
     _share_sequences(keys, size)
     full = size > 1 or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
     scales = (keys.text("loss_scale") or "default").split("+")
-    full = full or bool(set(scales) - PLAIN_SCALES)
+    full = full or bool(set(scales) - table.PLAIN_SCALES)
     if full and method == "sft" and keys.flag("use_liger_kernel"):  # compute_loss takes the labels from the model
         keys.put("loss_head", "cross-entropy", "use_liger_kernel")
     read_tower(keys)
@@ -205,13 +190,13 @@ def _bundled(settings: Settings, draft: Draft, version: str) -> Settings:
     """The arguments with what the names of bundled settings stand for, and what an FSDP file holds."""
     values = dict(settings.values)
     name = next((key for key in ("deepspeed", "deepspeed_config_path") if isinstance(values.get(key), str)), "")
-    found = deepspeed_of(values[name], version) if name else None
+    found = table.deepspeed_of(values[name], version) if name else None
     if found is not None:
         values[name] = found
     word = values.get("fsdp")
     if isinstance(word, str) and (word == "fsdp2" or word.endswith(".json")):
-        file = FSDP2 if word == "fsdp2" else draft.follow(settings, "fsdp", word).settings.values
-        values |= {"fsdp": file.get("fsdp", FSDP2["fsdp"]), "fsdp_config": file.get("fsdp_config") or {}}
+        file = table.FSDP2 if word == "fsdp2" else draft.follow(settings, "fsdp", word).settings.values
+        values |= {"fsdp": file.get("fsdp", table.FSDP2["fsdp"]), "fsdp_config": file.get("fsdp_config") or {}}
     extra = values.get("megatron_extra_kwargs")
     if isinstance(extra, str) and extra.strip()[:1] == "{":  # handed on to Megatron as they are
         del values["megatron_extra_kwargs"]
@@ -235,8 +220,8 @@ def _attention(keys: Keys) -> None:
     name = (keys.text("attn_impl") or "").lower()
     if keys.has("use_flash_attn"):
         keys.put("attention", "flash" if keys.flag("use_flash_attn") else "eager", "use_flash_attn")
-    elif name in ATTENTIONS:
-        put_attention(keys, ATTENTIONS[name], name, "attn_impl")
+    elif name in table.ATTENTIONS:
+        put_attention(keys, table.ATTENTIONS[name], name, "attn_impl")
     elif name:
         keys.warn("attn_impl", f"attention {name[:40]} is not modelled: sdpa is counted in its place", "attention")
 
@@ -288,4 +273,6 @@ def _accumulate(draft: Draft) -> None:
     draft.put("gradient_accumulation_steps", max(1, steps), Origin(DEFAULT, f"{FRAMEWORK.label}: 16 examples a step"))
 
 
-FRAMEWORK = Framework("swift", "ms-swift", NEWEST, recognise, read, extends=(*OTHERS, "llamafactory"), trainer="swift")
+FRAMEWORK = Framework(
+    "swift", "ms-swift", table.NEWEST, recognise, read, extends=(*OTHERS, "llamafactory"), trainer="swift"
+)

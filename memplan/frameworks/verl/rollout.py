@@ -5,32 +5,23 @@ Source: verl 0.4 to 0.9 trainer/config/rollout/rollout.yaml, workers/config/roll
 
 import re
 
+from memplan.frameworks import generating
 from memplan.frameworks.base import Keys
 from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.generating import (
-    SGLANG,
-    VLLM,
-    put,
-    put_bucket,
-    put_engine,
-    put_offload,
-    read_fields,
-    warn_engine,
-    warn_felt,
-)
+from memplan.frameworks.generating import put, read_fields
 from memplan.frameworks.pinned import pinned
 from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.keys import ROLLOUT
 from memplan.tables.trainer import version_key
+from memplan.units import pairs_of
 
 NAMES = {"vllm": "vllm", "vllm_spmd": "vllm", "vllm_async": "vllm", "vllm_omni": "vllm", "sglang": "sglang",
          "sglang_async": "sglang", "hf": "hf", "naive": "hf"}  # fmt: skip
-FIELDS = {name: VLLM[name] for name in ("data_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-                                        "dtype", "quantization", "enforce_eager", "logprobs_mode")} | {
-    "tensor_model_parallel_size": "tensor_parallel",
-    "pipeline_model_parallel_size": "pipeline_parallel",
-    "expert_parallel_size": "expert_parallel",
-}  # fmt: skip
+FIELDS = pairs_of(
+    """data_parallel_size=data_parallel max_model_len max_num_seqs max_num_batched_tokens dtype quantization
+    enforce_eager logprobs_mode tensor_model_parallel_size=tensor_parallel
+    pipeline_model_parallel_size=pipeline_parallel expert_parallel_size=expert_parallel"""
+)
 """Of ``rollout``, whichever the engine."""
 SHARE = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
 """What ``gpu_memory_utilization`` is to each."""
@@ -55,9 +46,9 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
     apart = _apart(keys, found_config)
     if name is None:
         if not apart:
-            warn_engine(keys, key, f"the generation engine ({word[:20]}) beside the trainer is not counted")
+            generating.warn_engine(keys, key, f"the generation engine ({word[:20]}) beside the trainer is not counted")
         return
-    put_engine(keys, name, key, separate=apart or None)
+    generating.put_engine(keys, name, key, separate=apart or None)
     if keys.framework.title == "EasyR1":  # its engine is in the workers' processes: vllm_rollout_spmd.py
         put(keys, "process", "same", key)
         put(keys, "sleep", "1", key)
@@ -68,7 +59,7 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
     if keys.flag(f"{ROLLOUT}free_cache_engine") is False:
         _awake(keys, name)
     for each in BUCKETS:
-        put_bucket(keys, f"{ROLLOUT}{each}", 2**20)
+        generating.put_bucket(keys, f"{ROLLOUT}{each}", 2**20)
     if keys.flag(f"{ROLLOUT}layered_summon"):
         put_inner(keys, "sync", "gather", "unit", f"{ROLLOUT}layered_summon")
     for each in BEARING:
@@ -108,7 +99,7 @@ def _awake(keys: Keys, name: str) -> None:
 
 def _offload(keys: Keys, at: str) -> None:
     """What waits on the host while the engine generates; where a critic trains too, what both move."""
-    put_offload(keys, {f"{at}{each}": parts for each, parts in OFFLOADS.items()})
+    generating.put_offload(keys, {f"{at}{each}": parts for each, parts in OFFLOADS.items()})
     actor = keys.draft.values.get("trainer_offload")
     if keys.draft.values["method"] != "ppo" or not actor:
         return
@@ -139,5 +130,5 @@ def _apart(keys: Keys, config: str) -> bool:
 def _own(keys: Keys, name: str) -> None:
     """``engine_kwargs.vllm``: arguments as the engine calls them, stronger than verl's."""
     at = f"{ROLLOUT}engine_kwargs.{name}."
-    read_fields(keys, VLLM if name == "vllm" else SGLANG, at)
-    warn_felt(keys, at)
+    read_fields(keys, generating.VLLM if name == "vllm" else generating.SGLANG, at)
+    generating.warn_felt(keys, at)
