@@ -59,6 +59,12 @@ class Question(NamedTuple):
     before: tuple[Half, ...]
     """What has run before that leaves something: a step's micro-step, the reference's forward before an evaluation."""
 
+    @property
+    def fullest(self) -> range:
+        """Micro-steps of which one holds the most: the first only where the next does not do the same beside more."""
+        again = self.halves[-1].point == "backward" and self.micro_steps > 1 + self.rules.late
+        return range(int(again), self.micro_steps)
+
 
 class BoxTape(PlayTape):
     """A tape with notes."""

@@ -68,7 +68,7 @@ def _fullest(question: Question, passes: list[Stage]) -> Iterator[tuple[str, Thi
     moments, units = moments_of(question), [sizes.unit for sizes in question.policy.layers]
     for traced, point in passes:
         most, back = dict[str, tuple[Held, int]](), point == "backward"
-        for number in range(question.micro_steps):
+        for number in question.fullest:
             half = Halves(moments, traced, number, units, back)
             for each, held in half.backward() if back else half.forward() if point == "forward" else ():
                 if each not in most or held.total > most[each][0].total:
