@@ -80,3 +80,23 @@ def test_processes_of_a_shell_that_a_launcher_starts(start: str) -> None:
     assert launch is not None
     assert (launch.launcher, launch.options.values["nproc_per_node"]) == (start.split(maxsplit=1)[0], 4)
     assert (launch.program, [word.text for word in launch.words]) == ("train.py", ["--x", "1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("if [ $X ]; then\ncat > t.sh <<EOF\nrun a\nEOF\nelse\ncat > t.sh <<EOF\nrun b\nEOF\nfi", "run a", True),
+        (
+            "echo -n 'run a' > t.sh\nif [ $X ]; then echo ' --b' >> t.sh; else echo ' --c' >> t.sh; fi",
+            "run a --b",
+            True,
+        ),
+        ("echo 'run a' > t.sh\nif [ $X ]; then echo 'run b' > t.sh; fi", "run a", True),
+        ("if [ $X ]; then echo 'run a' > t.sh; else echo 'run a' > t.sh; fi", "run a", False),
+    ],
+)
+def test_files_of_conditions(text: str, words: str, said: bool) -> None:
+    """One arm's text, as of variables, and that it is so is said."""
+    found = [each for each in run_script(f"{text}\nbash t.sh", "a.sh").commands if each.texts[0] == "run"]
+    assert [" ".join(each.texts) for each in found] == [words]
+    assert ("under a condition" in str(found[0].remarks)) is said

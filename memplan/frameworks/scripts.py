@@ -167,15 +167,17 @@ class _Running(Calls):
     def undecided(self, bodies: Sequence[tuple[Node, ...]], whole: bool, optional: bool = False) -> str:
         """Arms of which nobody knows which one runs; ``whole``: one of them does; ``optional``: what they take from the
         arguments, a script without any does without."""
-        before, arguments = self.variables.values, self.variables.arguments
-        after: list[dict[str, Value]] = []
+        before, arguments, files = self.variables.values, self.variables.arguments, self.files
+        after, written = list[dict[str, Value]](), list[dict[str, str]]()
         for body in bodies:
             self.variables.spend(len(before))
-            self.variables.values, self.variables.arguments = dict(before), arguments
+            self.variables.values, self.variables.arguments, self.files = dict(before), arguments, dict(files)
+            written.append(self.files)
             if (stop := self.body(body)) not in ("exit", "return"):
                 after.append(self.variables.values)
             self.returned[-1:] = [stop == "return" or each for each in self.returned[-1:]]
-        self.variables.values, self.variables.arguments = before, arguments
+        self.variables.values, self.variables.arguments, self.files = before, arguments, files
+        self.merge_files(written, whole)
         if whole and len(after) == 1:
             self.variables.values = after[0]
             return ""

@@ -201,7 +201,8 @@ def _written(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own
     if bodies:
         text = of.variables.read(bodies[-1:]) or ""
     elif own.get(_ECHO):
-        text = " ".join(word.text for word in words if word.text not in ("-n", "-e")) + "\n"
+        parts = [word.text for word in words if word.text not in ("-n", "-e", "-ne", "-en")]
+        text = " ".join(parts) + ("\n" if not words or "n" not in words[0].text or words[0].text in parts else "")
     else:
         return
     names = [shown(each) for each in names or [of.into] if each]

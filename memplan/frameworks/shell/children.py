@@ -133,6 +133,16 @@ class Children(Builtins):
         self.called, self.around, self.noted, self.status = called, around, noted, "ran"
         return ""
 
+    def merge_files(self, found: Sequence[Mapping[str, str]], whole: bool) -> None:
+        """Files that arms of a condition write: of each the text before, unless all arms write it; else the first."""
+        for name in dict.fromkeys(name for files in found for name in files):
+            before, texts = self.files.get(name), [files.get(name) for files in found]
+            new = [text for text in texts if text is not None and text != before]
+            if new and (before is None or (whole and len(new) == len(texts))):
+                self.files[name] = new[0]
+            if len({*texts, before} - {None}) > 1:
+                self.file_notes[name] = self.file_notes.get(name, frozenset()) | {f"?{name}"}
+
     def left(self) -> None:
         """Scripts with a cluster's head that are written here and handed to it by another."""
         jobs = [name for name, text in self.files.items() if name.endswith(SCRIPTS[2:]) or _JOB.search(text)]
