@@ -212,10 +212,12 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
         for each, priced in found.plans:
             if id(each) in reports:
                 continue
-            if not (figures := priced.as_played()).fits:
-                unsure.append((each, figures))
-            else:  # while its play is at hand
-                reports[id(each)] = build_report(resolve(job_input(asked, each, priced)), None)
+            if (figures := priced.as_played()).fits:  # while its play is at hand
+                report = build_report(resolve(job_input(asked, each, priced)), None)
+                if report.verdict is None or report.verdict.fits == "yes":
+                    reports[id(each)] = report
+                    continue
+            unsure.append((each, figures))
         doubted += unsure
         without = {id(each) for each, _ in doubted}
         if not unsure or not again:
