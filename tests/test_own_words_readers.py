@@ -16,7 +16,7 @@ from memplan.frameworks.reading import read_target
 EXAMPLES = {
     "framework_cases.LITGPT": ("train.yaml", "4GiB"),
     "framework_cases.LLAMAFACTORY": ("train.yaml", "21GiB"),
-    "framework_cases.VERL": ("run.sh", "19GiB"),
+    "framework_cases.VERL": ("run.sh", "14GiB"),
     "test_frameworks.DPO": ("train.yaml", "6GiB"),
     "test_frameworks_axolotl.QLORA": ("train.yaml", "5GiB"),
     "test_frameworks_megatron_bridge.RUN": ("run.sh", "11GiB"),

@@ -81,7 +81,7 @@ class Children(Builtins):
         names = [word.text.rsplit("/", 1)[-1] for word in words]
         submits = names[0] in SUBMITS
         shells = [place for place, name in enumerate(names) if name in SHELLS and not submits]
-        for place, word in enumerate(words):
+        for place, word in enumerate(words if self.files else ()):
             own = self.written(word.text)
             script = own and (own.endswith(SCRIPTS) or _SHEBANG.match(self.files[own]) is not None)
             begins = place == 0 or (place - 1 in shells and not word.text.startswith("-"))
