@@ -190,7 +190,7 @@ class Halves:
         first = self.at("tower-backward")
         found.append((got.first.backward + waits + whole + first.inside, first))
         most, moment = max(found, key=itemgetter(0))
-        return self._held(most + got.kept - alone, moment.things)
+        return self._held(most + got.kept - alone, _within(most + got.kept - alone, moment.things))
 
     def _fullest_place(self, what: str, otherwise: Moment) -> Held:
         """Of a tower that is not traced block by block (Llama 3.2 Vision): most beside all of it."""
@@ -202,6 +202,16 @@ class Halves:
             return self._held(moment.most, moment.most_things)
         moment = max(moments, key=lambda each: each.inside, default=otherwise)
         return self._held(moment.inside, moment.things)
+
+
+def _within(total: int, things: Things) -> Things:
+    """What is there, no more than in all: where it is most the tower itself holds less than its own row says, which is
+    of the moment at which that is most. The largest gives way."""
+    over, kept = sum(things.values()) - max(total, 0), dict(things)
+    for label in sorted(kept, key=lambda each: -kept[each]):
+        less = min(max(over, 0), kept[label])
+        kept[label], over = kept[label] - less, over - less
+    return kept
 
 
 def plan_of(traced: TracedPass) -> TowerPlan | None:
