@@ -217,7 +217,10 @@ def enter_quantised(
         ).since(why, scheme.source)
     left = sum(left_bytes(base, weight) * weight.copies for weight in weights)
     ledger.add(f"linears of {owner} that are not quantised", category, left, place=place).formula(
-        "share × elements × bytes more than packed", base.share_left, elements
+        "share × elements × bytes more than packed",
+        base.share_left,
+        elements,
+        round(left / max(base.share_left * elements, 1), 6),
     ).since("the checkpoint's own list leaves them in 16 bits (unquantized_share)", scheme.source)
     return packed + scales + left
 
