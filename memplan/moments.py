@@ -70,12 +70,8 @@ def moments_of(ledger: Ledger, recipe: Recipe, processes: int, step: Totals, asl
     for name in recipe.moments.names:
         if name != EVALUATE:
             own = ledger_of_phase(name, recipe, ledger)
-            device = _device(_most(own), ledger, recipe, others_in(name, step))
+            device = _device(Band(*map(max, own.bounds())), ledger, recipe, others_in(name, step))
             yield _moment(name, own, device, processes, recipe, asleep(name))
-
-
-def _most(ledger: Ledger) -> Band:
-    return Band(*map(max, ledger.bounds()))
 
 
 def _moment(name: str, own: Ledger, device: Band, processes: int, recipe: Recipe, asleep: int) -> Moment:

@@ -48,7 +48,7 @@ def read_lengths(path: str) -> Counted:
 
 def _records(file: IO[str], path: str, size: int) -> Iterator[tuple[int, Any]]:
     """(line, value) of everything in the file."""
-    first = _first_character(file)
+    first = file.read(4096).lstrip("\ufeff \t\r\n")[:1]
     file.seek(0)
     if first == "[":
         if size > MOST_OF_A_LIST:
@@ -59,11 +59,6 @@ def _records(file: IO[str], path: str, size: int) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), start=1):
         if line.strip():
             yield number, _parsed(line, path, number)
-
-
-def _first_character(file: IO[str]) -> str:
-    """The first that is no space, if it is near."""
-    return file.read(4096).lstrip("\ufeff \t\r\n")[:1]
 
 
 def _parsed(text: str, path: str, line: int) -> Any:

@@ -190,7 +190,8 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         group=asked.group_size or 1,
         itemsize=itemsize,
         kv_itemsize=1 if asked.kv_dtype == "fp8" else DTYPE_BYTES.get(asked.kv_dtype or "", itemsize),
-        quantization=asked.quantization or (_served(job.quantization) if shared and found.quantised else "none"),
+        quantization=asked.quantization
+        or (job.quantization.partition("-")[0].replace("fp4", "nf4") if shared and found.quantised else "none"),
         eager=row.eager if asked.enforce_eager is None else asked.enforce_eager,
         logprobs_mode=asked.logprobs_mode or row.logprobs,
         sampler=asked.sampler or "",
@@ -208,11 +209,6 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     )
     check_engine(made, found.hardware.gpu, found.hardware.expandable_segments)
     return made._replace(scorer=_scorer(job, found, notes))
-
-
-def _served(trained: str) -> str:
-    """The engine's name of a format of a frozen base, whose bytes both share: nf4-double -> nf4."""
-    return trained.partition("-")[0].replace("fp4", "nf4")
 
 
 def _scorer(job: Job, found: Recipe, notes: Notes) -> Generator | None:

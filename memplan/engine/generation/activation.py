@@ -151,17 +151,12 @@ def batches(of: Generator, era: Era) -> int:
     return small + min(largest, 256) // 8 + max(0, largest - 256) // step
 
 
-def whole_batches(of: Generator) -> int:
-    """Captured batches of decoding: those up to max_num_seqs, and no more than 256 of them."""
-    return 3 + min(of.max_num_seqs, 256) // 8
-
-
 def graph_bytes(of: Generator, era: Era) -> Band:
     """Low, expected, high; none where it runs eagerly."""
     if of.eager:
         return Band(0, 0, 0)
     each = OF_EXPERTS if of.model.routed else PER_LAYER
-    whole = FULL * whole_batches(of) if era.full_graphs else 0
+    whole = FULL * (3 + min(of.max_num_seqs, 256) // 8) if era.full_graphs else 0
     pieces = of.model.num_layers * batches(of, era) * each * (2 if of.adapter_rank else 1)
     size = int((pieces + whole) * era.graph_share)
     return Band(size // 3, size, size * 2 + 256 * MiB)

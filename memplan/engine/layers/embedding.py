@@ -16,16 +16,10 @@ from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.lora import EMBEDDING
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Bare
-
-
-def position_table(spec: ModelSpec) -> Bare:
-    """The table of learned positions."""
-    return next(bare for part in spec.extra for bare in part.tensors if len(bare.shape) == 2)
 
 
 def _positions(p: Pass, spec: ModelSpec, x: Tensor, held: list[Tensor], rows: int) -> Tensor:
-    bare = position_table(spec)
+    bare = next(bare for part in spec.extra for bare in part.tensors if len(bare.shape) == 2)
     table = p.param(bare.name, bare.parameters)
     out = Dim("T·h" if rows == p.rows else "s·h", rows * p.length * bare.shape[1])
     found = ops.embedding(p.tape, table, out, table.itemsize)

@@ -21,7 +21,7 @@ INT64 = 8
 def disentangled(p: Pass, mixer: DisentangledAttention, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """``DisentangledSelfAttention`` and the dense layer of its output."""
     tape, q_dim, p.params = p.tape, p.dim("q", mixer.num_heads * mixer.head_dim), {}
-    q, k, v = (by_heads(p, x, linear) for linear in mixer.linears[:3])
+    q, k, v = (ops.copy(p.tape, project(p, x, linear, "q", QKV), QKV) for linear in mixer.linears[:3])
     scores_dim = Dim("T·H·s", p.tokens * p.length * mixer.num_heads)
     scores = ops.matmul(tape, q, ops.scale(tape, k, "scaled keys"), scores_dim, SCORES)
     relative = position_scores(p, mixer, q, k, scores_dim) if mixer.rows else []
@@ -39,11 +39,6 @@ def disentangled(p: Pass, mixer: DisentangledAttention, x: Tensor) -> tuple[Tens
     if p.held is not None:
         p.held.append(out)
     return project(p, out, mixer.linears[-1], "h", "attention projection"), None
-
-
-def by_heads(p: Pass, x: Tensor, linear: Linear) -> Tensor:
-    """A projection, gathered by heads in a copy."""
-    return ops.copy(p.tape, project(p, x, linear, "q", QKV), QKV)
 
 
 def masked_fill(p: Pass, scores: Tensor) -> Tensor:
