@@ -13,6 +13,7 @@ from memplan.errors import MemplanError
 from memplan.models import load_model
 from memplan.report import Report, plain
 from memplan.spec.job import Job
+from memplan.spec.model import ModelSpec
 from memplan.spec.reading import read_job
 from memplan.truth import TruthRow, TruthSet, read_sets
 
@@ -132,9 +133,13 @@ TELLING: dict[str, Callable[[Any], object]] = {
 def _size(job: Job) -> int:
     """Parameters of a row's model; 0 where they are not to be had."""
     try:
-        return int(job.total_params or 0) or load_model(job.model, job.revision).params.total
+        return int(job.total_params or 0) or _loaded(job).params.total
     except MemplanError:
         return 0
+
+
+def _loaded(job: Job) -> ModelSpec:
+    return load_model(job.model, job.revision)  # type: ignore[arg-type]
 
 
 def _distance(row: Row, job: Mapping[str, Any], params: int) -> tuple[int, float]:

@@ -292,8 +292,8 @@ def test_beside_a_trainer_it_is_one_that_the_trainer_takes() -> None:
     assert [taken_by(*each) for each in asked] == ["0.10.2", "0.31.0", "0.10.0", "0.5.12"]
     assert taken_by("openrlhf", "", "vllm") == LATEST["vllm"]
     for (_, engine_), rows in TAKEN.items():
-        assert [version_of(each) for _, each in rows] == sorted(version_of(each) for _, each in rows)
-        assert [era_of(engine_, each).engine for _, each in rows] == [engine_] * len(rows)
+        assert [version_of(each) for each in rows.values()] == sorted(map(version_of, rows.values()))
+        assert [era_of(engine_, each).engine for each in rows.values()] == [engine_] * len(rows)
 
 
 def test_sglang_has_rows_for_its_requests_outside_of_the_share() -> None:

@@ -1,7 +1,7 @@
 """The choices of a plan: every way to run a job on so many GPUs that keeps the training what it is.
 
 A *layout* divides the GPUs (sharding, degrees of parallelism); the other axes are independent of it. What the user gave
-as an option, or with ``--fix``, is not a choice. Nor is what the trainer cannot be told (``tables.trainer_switches``).
+as an option, or with ``--fix``, is not a choice. Nor is what the trainer cannot be told (tables/trainer_switches.txt).
 What cannot be is left to ``resolve``, whose reasons are told."""
 
 from collections.abc import Iterator, Mapping

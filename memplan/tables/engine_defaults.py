@@ -5,7 +5,7 @@ vLLM 0.8.5 to 0.33 engine/arg_utils.py: _set_default_args; SGLang 0.4.6 to 0.5.2
 from typing import NamedTuple
 
 from memplan.tables.engines import LATEST, Era, version_of
-from memplan.units import GiB
+from memplan.units import GiB, pairs_of
 
 
 class Defaults(NamedTuple):
@@ -35,41 +35,13 @@ LEFT_FREE = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (10**6, 32.0, 0.0
 """0.4.8 to 0.5.2: below so many GiB of the card, GiB left free, and for each rank (sglang 0.4.9: reserved_mem)."""
 
 
-TAKEN: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
-    ("trl", "vllm"): (
-        ("0.16", "0.8.2"),
-        ("0.17", "0.8.4"),
-        ("0.18", "0.9.0"),
-        ("0.19", "0.9.1"),
-        ("0.20", "0.10.0"),
-        ("0.22", "0.10.1"),
-        ("0.24", "0.10.2"),
-        ("0.26", "0.11.2"),
-        ("0.27", "0.12.0"),
-        ("1.0", "0.17.1"),
-        ("1.4", "0.18.0"),
-        ("1.8", "0.23.0"),
-        ("1.12", "0.27.1"),
-        ("1.16", "0.31.0"),
+TAKEN = {
+    ("trl", "vllm"): pairs_of(
+        """0.16=0.8.2 0.17=0.8.4 0.18=0.9.0 0.19=0.9.1 0.20=0.10.0 0.22=0.10.1 0.24=0.10.2 0.26=0.11.2 0.27=0.12.0
+        1.0=0.17.1 1.4=0.18.0 1.8=0.23.0 1.12=0.27.1 1.16=0.31.0"""
     ),
-    ("verl", "vllm"): (
-        ("0.1", "0.6.3"),
-        ("0.2", "0.7.3"),
-        ("0.3", "0.8.5"),
-        ("0.6", "0.10.0"),
-        ("0.6.1", "0.11.0"),
-        ("0.7", "0.12.0"),
-        ("0.9", "0.24.0"),
-    ),
-    ("verl", "sglang"): (
-        ("0.4", "0.4.6"),
-        ("0.5", "0.4.8"),
-        ("0.6", "0.5.2"),
-        ("0.6.1", "0.5.5"),
-        ("0.7", "0.5.6"),
-        ("0.8", "0.5.8"),
-        ("0.9", "0.5.12"),
-    ),
+    ("verl", "vllm"): pairs_of("0.1=0.6.3 0.2=0.7.3 0.3=0.8.5 0.6=0.10.0 0.6.1=0.11.0 0.7=0.12.0 0.9=0.24.0"),
+    ("verl", "sglang"): pairs_of("0.4=0.4.6 0.5=0.4.8 0.6=0.5.2 0.6.1=0.5.5 0.7=0.5.6 0.8=0.5.8 0.9=0.5.12"),
 }
 """The newest engine that a trainer takes from a version of its own on: the extras of trl 0.24 to 1.16 (before, none is
 named: the newest that was out), verl's setup.py of 0.1 and 0.2, images up to 0.7 and extras of 0.8 and 0.9."""
@@ -77,9 +49,9 @@ named: the newest that was out), verl's setup.py of 0.1 and 0.2, images up to 0.
 
 def taken_by(trainer: str, version: str, engine: str) -> str:
     """The engine's version where nobody says: the newest that the trainer takes, and that is modelled."""
-    rows = TAKEN.get((trainer.removesuffix("-megatron"), engine), ())
-    fitting = [each for since, each in rows if not version or version_of(since) <= version_of(version)]
-    return (fitting or [each for _, each in rows[:1]] or [LATEST[engine]])[-1]
+    rows = TAKEN.get((trainer.removesuffix("-megatron"), engine), {})
+    fitting = [each for since, each in rows.items() if not version or version_of(since) <= version_of(version)]
+    return (fitting or list(rows.values())[:1] or [LATEST[engine]])[-1]
 
 
 class Card(NamedTuple):

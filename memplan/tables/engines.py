@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from memplan.errors import InvalidJob
+from memplan.tables.rows import rows_in
 
 Version = tuple[int, int, int]
 DENSE = "dense"
@@ -79,122 +80,7 @@ class Era(NamedTuple):
 
 LATEST = {"vllm": "0.33.0", "sglang": "0.5.23"}
 """The newest that is modelled, and assumed where no version is given."""
-_WORKER, _KV = "v1/worker/gpu_worker.py", "v1/core/kv_cache_utils.py"
-_OLD = Era(
-    "vllm",
-    (0, 6, 0),
-    "total",
-    "vllm 0.6 worker/worker.py: determine_num_available_blocks, as github.com/vllm-project/vllm/issues/10517 prints it",
-    context_inside=True,
-    checks=False,
-    nccl_inside=True,
-    grouped=False,
-    sampler=38.5,
-    widest_graphs=(256, 8),
-    whole_prompts=True,
-    expandable_sleeps=True,
-)
-_V0 = _OLD._replace(
-    since=(0, 7, 0),
-    source="vllm 0.7 worker/worker.py: determine_num_available_blocks",
-    context_inside=False,
-    expandable_sleeps=False,
-)
-_FIRST = _V0._replace(
-    since=(0, 8, 5),
-    share="less-used",
-    source=f"vllm 0.8.5 {_WORKER}:150-215",
-    sampler=38.5,
-    widest_graphs=(512, 8),
-    whole_prompts=False,
-)
-_TOTAL = _FIRST._replace(
-    since=(0, 9, 2), share="total", source=f"vllm 0.9.2 {_WORKER}:135-225", checks=True, grouped=True
-)
-_APART = _TOTAL._replace(
-    since=(0, 11, 0), source=f"vllm 0.11 {_WORKER}:163-285", nccl_inside=False, full_graphs=True, strands=True
-)
-_COARSE = _APART._replace(
-    since=(0, 11, 1), source=f"vllm 0.13 {_KV}:1019, config/compilation.py:550", unequal=1.25, widest_graphs=(512, 16)
-)
-_MODULAR = _COARSE._replace(
-    since=(0, 15, 0), source="vllm 0.16 layers/fused_moe/fused_moe.py: TritonExperts.workspace_shapes", workspaces=True
-)
-_CHUNKED = _MODULAR._replace(since=(0, 17, 0), source="vllm 0.17.1 envs.py:201", chunked=True, sampler=14.0)
-_WIDE = _CHUNKED._replace(since=(0, 19, 0), source=f"vllm 0.19 {_KV}:1046", unequal=1.5)
-_ESTIMATED = _WIDE._replace(
-    since=(0, 20, 0), source=f"vllm 0.20.0 {_WORKER}:385, envs.py", estimate=1.2, default_share=0.92, counts_states=True
-)
-_UNSPLIT = _ESTIMATED._replace(
-    since=(0, 20, 2),
-    source=f"vllm 0.20.2 {_KV}:1706, config/cache.py:66",
-    tokens="concurrency",
-    expandable_sleeps=True,
-    loads="unsplit",
-)
-_OF_V2 = ("deepseek_v2", "qwen2_moe", "granitemoe")
-_BLIND = _UNSPLIT._replace(
-    since=(0, 24, 0),
-    source="vllm 0.24 config/vllm.py:68, v1/worker/gpu/model_runner.py: profile_cudagraph_memory",
-    blind=(*_OF_V2, "qwen3", "llama", "mistral"),
-)
-_CONSUMED = _BLIND._replace(
-    since=(0, 25, 0),
-    source=f"vllm 0.33 {_WORKER}:545-820; 0.25 to 0.28 config/vllm.py: _is_default_v2_model_runner_model",
-    blind=(*_OF_V2, DENSE),
-    states=2,
-    non_torch=220,
-    sampler=8.0,
-    second_runner=True,
-    graph_share=0.6,
-    strands=False,
-)
-_FLYING = _CONSUMED._replace(
-    since=(0, 26, 0), source="vllm 0.26 v1/kv_cache_interface.py: max_in_flight_tokens; as 0.25 else", in_flight=2
-)
-_SEEING = _FLYING._replace(
-    since=(0, 29, 0), source="vllm 0.29 v1/worker/gpu/model_runner.py: _profile_cudagraph_memory", blind=()
-)
-_SGLANG = Era(
-    "sglang",
-    (0, 4, 6),
-    "free",
-    "sglang 0.5.5 model_executor/model_runner.py:1260-1323",
-    checks=False,
-    grouped=False,
-    loads="segments",
-)
-_POOLS = _SGLANG._replace(
-    since=(0, 5, 0),
-    source="sglang 0.5.5 model_executor/model_runner.py: set_num_token_hybrid",
-    pools=("gpt_oss", "llama4"),
-)
-_NEWEST = _POOLS._replace(
-    since=(0, 5, 23),
-    source="sglang 0.5.23 configs/model_config.py: is_hybrid_swa_model; mem_cache/kv_cache_configurator.py",
-    pools=(*_POOLS.pools, "gemma4", "mimo_v2", "step3p5"),
-)
-ERAS = (
-    _OLD,
-    _V0,
-    _FIRST,
-    _TOTAL,
-    _APART,
-    _COARSE,
-    _MODULAR,
-    _CHUNKED,
-    _WIDE,
-    _ESTIMATED,
-    _UNSPLIT,
-    _BLIND,
-    _CONSUMED,
-    _FLYING,
-    _SEEING,
-    _SGLANG,
-    _POOLS,
-    _NEWEST,
-)
-
+ERAS = rows_in(__file__, Era)
 FIRST = "0.8.4"
 """The newest row of vLLM's first engine (V0), as which one of 0.8.5 to 0.10 counts that still runs it."""
 ONLY_FIRST = ("XFORMERS", "TORCH_SDPA", "ROCM_FLASH", "DUAL_CHUNK_FLASH_ATTN")

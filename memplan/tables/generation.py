@@ -8,8 +8,8 @@ unsloth_zoo 2026.10 (vllm_utils.py)."""
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from memplan.tables.rows import rows_in
 from memplan.tables.trainer import version_key
-from memplan.units import MiB
 
 Engine = Literal["none", "hf", "vllm", "sglang"]
 
@@ -106,136 +106,7 @@ class Generation(NamedTuple):
     source: str = ""
 
 
-_BOTH = ("parameters", "optimizer")
-_LOCKED = ("fsdp", _BOTH), ("fsdp2", ("optimizer",)), ("megatron", _BOTH)
-_TRL = Generation(
-    "trl",
-    engine="hf",
-    separate=True,
-    share=0.9,
-    separate_share=0.9,
-    whole_context=True,
-    rows=True,
-    asleep=1,
-    source="trl 0.16 trainer/grpo_config.py: use_vllm False, vllm_gpu_memory_utilization 0.9",
-)
-_TRL_0_18 = _TRL._replace(
-    since="0.18",
-    share=0.3,
-    whole_context=False,
-    source="trl 0.18 trainer/grpo_config.py: vllm_mode, vllm_gpu_memory_utilization 0.3",
-)
-_TRL_0_29 = _TRL_0_18._replace(
-    since="0.29",
-    whole_context=True,
-    tokens=4096,
-    logprobs="processed_logprobs",
-    asleep=2,
-    source="trl 0.29 generation/vllm_generation.py: max_num_batched_tokens, logprobs_mode, sleep(level=2)",
-)
-_VERL = Generation(
-    "verl",
-    since="0.1",
-    engine="vllm",
-    share=0.5,
-    tensor_parallel=2,
-    half=True,
-    tokens=8192,
-    eager=True,
-    sleep=1,
-    adapters=True,
-    adapter_gather="unit",
-    adapters_from_host=True,
-    sharded_state=True,
-    with_parameters=("gradients",),
-    page_locked=_LOCKED,
-    ray=True,
-    places=("colocate",),
-    can_offload=True,
-    source="EasyR1@b44b311 and verl 0.2 workers/sharding_manager/fsdp_vllm.py; verl utils/fsdp_utils.py, "
-    "utils/megatron_utils.py: offload_fsdp_model_to_cpu, offload_megatron_model_to_cpu, …_optimizer",
-)
-_VERL_0_4 = _VERL._replace(
-    since="0.4",
-    adapter_gather="model",
-    adapters_first=True,
-    adapters_from_host=False,
-    source="verl 0.4 workers/sharding_manager/fsdp_vllm.py: summon_full_params; trainer/config: rollout",
-)
-_VERL_0_6 = _VERL_0_4._replace(
-    since="0.6",
-    own_process=True,
-    sequences=1024,
-    eager=False,
-    logprobs="processed_logprobs",
-    sleep=2,
-    bucket=512 * MiB,
-    expands=True,
-    host_copy=True,
-    overlaps=True,
-    behind=True,
-    source="verl 0.6 workers/fsdp_workers.py: rollout_mode; workers/rollout/vllm_rollout/vllm_async_server.py; "
-    "recipe/one_step_off_policy",
-)
-_VERL_0_7 = _VERL_0_6._replace(since="0.7", adapter_sleep=1, bucket=2048 * MiB)
-_SWIFT = Generation(
-    "swift",
-    engine="hf",
-    share=0.9,
-    separate_share=0.9,
-    whole_context=True,
-    rows=True,
-    asleep=1,
-    levels=True,
-    can_offload=True,
-    page_locked=(*_LOCKED, ("ddp", _BOTH), ("deepspeed", ("parameters",))),
-    source="ms-swift 4.5 rlhf_trainers/args_mixin.py: vllm_gpu_memory_utilization 0.9, sleep_level 0; "
-    "rlhf_trainers/rollout_mixin.py: offload_model, offload_optimizer",
-)
-ROWS = (
-    _TRL,
-    _TRL_0_18,
-    _TRL_0_18._replace(since="0.22", tokens=4096),
-    _TRL_0_29,
-    _TRL_0_29._replace(since="1.0", separate=False, source="trl 1.0 trainer/grpo_config.py: vllm_mode colocate"),
-    _VERL,
-    _VERL_0_4,
-    _VERL_0_6,
-    _VERL_0_7,
-    _VERL_0_7._replace(since="0.8", sequences=256, emptied=False, adapters_first=False,
-        source="verl 0.8.0 workers/engine_workers.py: update_weights, which empties its cache before kv_cache alone"),
-    _VERL_0_7._replace(since="0.9", sequences=256, adapters_first=False,
-        source="verl 0.9.0 and 0.9.1 workers/engine_workers.py: update_weights, empty_cache before weights too"),
-    Generation("openrlhf", engine="vllm", separate=True, own_process=True, engine_first=True, process_each=True,
-        critic_apart=True, ray=True, share=0.95, separate_share=0.95, half=True, asleep=1,
-        page_locked=(("deepspeed", ("optimizer",)),),
-        source="OpenRLHF 0.11 cli/train_ppo_ray.py, trainer/ray/vllm_engine.py, utils/deepspeed/deepspeed_utils.py"),
-    Generation("slime", engine="sglang", colocated="sglang", separate=True, own_process=True, engine_first=True,
-        sleep=2, pauses=True, ray=True, from_host=True, bucket=512 * MiB, buckets=2, sends_half=True,
-        source="THUDM/slime@624b824 backends/megatron_utils/actor.py, update_weight/update_weight_from_tensor.py"),
-    Generation(
-        "nemo-rl",
-        engine="vllm",
-        own_process=True,
-        engine_first=True,
-        share=0.6,
-        separate_share=0.6,
-        half=True,
-        logprobs="processed_logprobs",
-        sleep=1,
-        away=("parameters", "optimizer", "gradients"),
-        free_share=0.3,
-        ray=True,
-        source="NVIDIA-NeMo/RL@7ea279a algorithms/grpo.py: refit_policy_generation; examples/configs/grpo_math_1B.yaml",
-    ),
-    Generation("areal", engine="sglang", colocated="sglang", separate=True, own_process=True, share=0.9,
-        separate_share=0.9, static=0.9, half=True, overlaps=True,
-        source="inclusionAI/AReaL 1.0.4 areal/api/cli_args.py: SGLangConfig, vLLMConfig"),
-    Generation("prime-rl", engine="vllm", separate=True, own_process=True, half=True,
-        source="PrimeIntellect-ai/prime-rl@559b447: trainer and inference on GPUs of their own, vLLM's own share"),
-    _SWIFT,
-    _SWIFT._replace(trainer="megatron-swift", engine="vllm", source="ms-swift 4.5 megatron/trainers/grpo_trainer.py"),
-)  # fmt: skip
+ROWS = rows_in(__file__, Generation)
 NOTHING = Generation("", levels=True)
 RAY_STORE, RAY_MOST, RAY_KILLS = 0.3, 200 * 10**9, 0.95
 """ray 2.48 _private/ray_constants.py: DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES;

@@ -42,12 +42,12 @@ def texts_by_name(module: str) -> dict[str, str]:
 
 
 def settings_in(text: str, before: str = "") -> dict[str, Any]:
-    """``name=value`` of each word of a text: JSON's numbers, lists, true, false and null; any other is itself.
-    ``before``: what all names begin with."""
-    return {f"{before}{name}": _value(word) for name, word in pairs_of(text).items()}
+    """``name=value`` of each word of a text, as JSON's; ``before``: what all names begin with."""
+    return {f"{before}{name}": json_value(word) for name, word in pairs_of(text).items()}
 
 
-def _value(word: str) -> Any:
+def json_value(word: str) -> Any:
+    """A number, list, true, false or null of JSON's; of any other word itself."""
     try:
         return json.loads(word)
     except ValueError:

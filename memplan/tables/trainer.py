@@ -257,7 +257,7 @@ class Trainer(NamedTuple):
     reference: Reference = Reference()
     rollouts: Rollouts = Rollouts()
     switches: Mapping[str, tuple[Any, ...]] = _NONE
-    """What it can be told of a plan's choices, by job key (``trainer_switches``); a key that is not named is free."""
+    """What it can be told of a plan's choices, by job key (trainer_switches.txt); a key that is not named is free."""
     switches_over_several: Mapping[str, tuple[Any, ...]] = _NONE
     """Where that is otherwise on several GPUs."""
     source: str = ""
@@ -278,10 +278,6 @@ class Trainer(NamedTuple):
         known = self.switches_over_several.get(key, self.switches.get(key)) if several else self.switches.get(key)
         parts = value if isinstance(value, (Mapping, list, tuple)) else (value,)
         return known is None or all(part in known for part in parts)
-
-
-NO_KL: Mapping[str, ReferenceFrom] = MappingProxyType({"grpo": "none"})
-"""``beta`` of GRPO is 0.0 from 0.19 on, 0.04 before; RLOO's is 0.05 (trl grpo_config.py, rloo_config.py)."""
 
 
 def by_method(table: Mapping[str, _Word], method: str, default: _Word) -> _Word:

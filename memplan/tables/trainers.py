@@ -1,12 +1,22 @@
 """Trainers by name, eras in order: what each fills in for a silent job, and how it computes log-probabilities."""
 
-from memplan.tables import trainers_of_hugging_face, trainers_of_others, trainers_of_recipes
+import re
+from pathlib import Path
+from typing import Any
+
+from memplan.tables.rows import rows_in, said_in
+from memplan.tables.texts import json_value, parts_of
 from memplan.tables.trainer import Trainer, version_key
 from memplan.units import by_word
 
-FILES = (trainers_of_hugging_face, trainers_of_others, trainers_of_recipes)
+_WORD = re.compile(r'"[^"]*"|\S+')
+SWITCHES: dict[str, dict[str, tuple[Any, ...]]] = {}
+for _heading, _text in parts_of(str(Path(__file__).with_name("trainer_switches"))).items():
+    _name, _, _under = _heading.partition(" < ")
+    _said = {key: tuple(map(json_value, _WORD.findall(text))) for key, text in said_in(_text, {})}
+    SWITCHES[_name] = {**SWITCHES.get(_under, {}), **_said}
 TRAINERS: dict[str, tuple[Trainer, ...]] = {}
-for _row in (row for file in FILES for row in file.ROWS):
+for _row in rows_in(__file__, Trainer, switches=SWITCHES, switches_over_several=SWITCHES):
     TRAINERS[_row.name] = (*TRAINERS.get(_row.name, ()), _row)
 SHOWN_HEADS = by_word(
     {

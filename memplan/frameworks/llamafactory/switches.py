@@ -13,7 +13,7 @@ from memplan.frameworks.own_words.names import lora_targets, may_see_images
 from memplan.frameworks.pinned import pinned
 from memplan.spec.freezing import LANGUAGE_MODEL
 from memplan.tables.trainer import version_key
-from memplan.tables.trainers_of_others import LLAMAFACTORY_BESIDE
+from memplan.units import pairs_of
 
 RESTING = {
     "freeze_vision_tower": ("vision_tower", True),
@@ -22,6 +22,9 @@ RESTING = {
 }
 """What of a model with a vision tower rests in full fine-tuning, and whether it does where nobody says otherwise (the
 trainer's row); adapter.py: _setup_full_tuning."""
+
+BESIDE = pairs_of("0.8=4.45 0.9.1=4.46 0.9.2=4.49 0.9.3=4.52 0.9.4=4.57 0.9.5=5.6")
+"""The newest transformers that each version lets in (requirements.txt, from 0.9.4 on pyproject.toml)."""
 
 
 def resting(keys: Keys) -> list[str]:
@@ -138,8 +141,8 @@ def put_version(settings: Settings, draft: Draft) -> None:
     if old and not version and not beneath:
         beneath, whose = told("transformers", "args", (GONE,))[0], str(old)
     if beneath:
-        taking = (own for own, last in LLAMAFACTORY_BESIDE.items() if version_key(beneath)[:2] <= version_key(last))
-        version = next(taking, list(LLAMAFACTORY_BESIDE)[-1])
+        taking = (own for own, last in BESIDE.items() if version_key(beneath)[:2] <= version_key(last))
+        version = next(taking, list(BESIDE)[-1])
         why = f"{whose} takes transformers {beneath}, which LLaMA-Factory {version} came out beside"
     if version:
         draft.options = {"trainer_version": version, **draft.options}

@@ -109,7 +109,7 @@ ERAS = (("gradient_checkpointing", (0, 22), "0.21 false"), ("reference", (0, 18)
 """Keys of a job whose default took more before, since when it is as now, and what it was (``defaults_of``)."""
 
 HEADS = {"sft": "1.6", **dict.fromkeys(("dpo", "ipo", "kto", "grpo", "rloo"), "1.14")}
-"""Until when a method's loss made all its logits (tables/trainers_of_hugging_face.py); from 1.15 on it makes none."""
+"""Until when a method's loss made all its logits (tables/trainers.txt); from 1.15 on it makes none."""
 _PINNED = re.compile(r"\b(pins|installs)\b")
 
 

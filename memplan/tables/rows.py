@@ -1,0 +1,76 @@
+"""Rows of a table that are text: what each says beside the row that it begins with.
+
+``[name since]`` begins a row, ``[name since < name since]`` one that is as another but for what stands below it: fields
+as ``field=value``, several in a line, where a word alone is true; of a group behind its name, ``group: field=value``.
+Lists, mappings and sentences have a line each, ``field: value`` or ``group.field: value``; indented lines go on."""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin
+
+from memplan.tables.texts import parts_of
+from memplan.units import pairs_of, parse_size
+
+_Row = TypeVar("_Row")
+_NAMED = re.compile(r"([\w.]+):(?: (.*))?")
+
+
+def rows_in(module: str, kind: type[_Row], **named: Mapping[str, Any]) -> tuple[_Row, ...]:
+    """The rows of the text beside a module: NamedTuples whose first field is the name, and a later one ``since``.
+    ``named``: what a value stands for, by field."""
+    fields: Mapping[str, Any] = kind.__annotations__
+    groups = {name: each for name, each in fields.items() if hasattr(each, "_fields")}
+    rows: dict[str, Any] = {}
+    make: Any = kind
+    for heading, text in parts_of(module).items():
+        own, _, under = heading.partition(" < ")
+        name, _, since = own.partition(" ")
+        found: dict[str, Any] = {next(iter(fields)): name, "since": value_of(since, fields["since"])}
+        inner: dict[str, dict[str, Any]] = {}
+        for key, said in said_in(text, groups):
+            group, _, field = key.rpartition(".")
+            if group:
+                inner.setdefault(group, {})[field] = value_of(said, groups[group].__annotations__[field])
+            else:
+                found[key] = named[key][said] if key in named else value_of(said, fields[key])
+        base = rows[under] if under else None
+        for group, values in inner.items():
+            found[group] = getattr(base, group)._replace(**values) if base else groups[group](**values)
+        rows[own] = base._replace(**found) if base else make(**found)
+    return tuple(rows.values())
+
+
+def said_in(text: str, groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a row says: field or group.field, and its text."""
+    for line in filter(None, re.sub(r"\n +", " ", text.strip("\n")).split("\n")):
+        found = _NAMED.fullmatch(line)
+        if found and found[1] not in groups:
+            yield found[1], found[2] or ""
+            continue
+        before, words = (f"{found[1]}.", found[2]) if found else ("", line)
+        for word in words.split():
+            name, sign, value = word.partition("=")
+            yield before + name, value if sign else "true"
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
+def value_of(text: str, kind: Any) -> Any:
+    """A field's value: words of a tuple, numbers of a version, pairs of a mapping with commas within."""
+    if kind is bool or kind is str:
+        return text if kind is str else text == "true"
+    origin, inner = _parts(kind)
+    if origin is Mapping or (origin is tuple and _parts(inner[0])[0] is tuple):
+        of = inner[1] if origin is Mapping else _parts(inner[0])[1][1]
+        pairs = {name: value_of(word.replace(",", " "), of) for name, word in pairs_of(text).items()}
+        return pairs if origin is Mapping else tuple(pairs.items())
+    if origin is tuple:
+        words = text.replace(".", " ") if inner[0] is int else text
+        return tuple(value_of(word, inner[0]) for word in words.split())
+    if kind is int:
+        return int(text) if text.isdecimal() else parse_size(text)
+    return float(text) if kind is float else text
