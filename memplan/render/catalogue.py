@@ -1,13 +1,24 @@
 """The lists that ``memplan show`` prints: one function for each, from the tables and the presets themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from memplan.lang import Name
 from memplan.render.blocks import Column, Heading, Table
-from memplan.units import format_bytes, format_count
+from memplan.units import format_bytes, format_count, pairs_of
 
 Rows = list[dict[str, Any]]
+
+
+def _columns(of: Iterable[Any], columns: str, **made: Callable[[Any], Any]) -> Rows:
+    """Of each what stands under these names: its own attribute, the one behind ``=``, or what is ``made`` of it."""
+    getters: dict[str, Callable[[Any], Any]] = {name: attrgetter(path) for name, path in pairs_of(columns).items()}
+    return [{name: _plain(found(row)) for name, found in (getters | made).items()} for row in of]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
 
 
 def gpus() -> Rows:
@@ -30,15 +41,10 @@ def models() -> Rows:
     from memplan.presets import every_model
 
     rows = [
-        {
-            "name": preset["name"],
-            "parameters": preset["parameters"],
-            "family": preset["config"]["model_type"],
-            "hub_id": preset["hub_id"],
-            "title": preset["title"],
-        }
-        for preset in every_model()
-    ]
+        {"name": each["name"], "parameters": each["parameters"], "family": each["config"]["model_type"],
+         "hub_id": each["hub_id"], "title": each["title"]}
+        for each in every_model()
+    ]  # fmt: skip
     return sorted(rows, key=lambda row: (row["family"], row["parameters"], row["name"]))
 
 
@@ -58,67 +64,33 @@ def methods() -> Rows:
     """Training methods."""
     from memplan.tables.methods import METHODS
 
-    return [
-        {
-            "name": row.name,
-            "title": row.title,
-            "sequences_per_example": 2 if row.pairs else 1,
-            "reference": row.reference,
-            "score_head": row.score_head,
-            "rollout": row.online,
-            "critic": row.critic,
-            "teacher": row.teacher,
-            "source": row.source,
-        }
-        for row in METHODS.values()
-    ]
+    columns = "name title sequences_per_example reference score_head rollout=online critic teacher source"
+    return _columns(METHODS.values(), columns, sequences_per_example=lambda row: 2 if row.pairs else 1)
 
 
 def optimizers() -> Rows:
     """Optimizers and what they keep."""
     from memplan.tables.optimizers import OPTIMIZERS
 
-    return [
-        {
-            "name": row.name,
-            "title": row.title,
-            "states_like_the_weights": row.per_element,
-            "bytes_per_element": row.bytes_per_element,
-            "factored": row.factored,
-            "paged": row.paged,
-            "implementations": list(row.implementations),
-            "source": row.source,
-        }
-        for row in OPTIMIZERS.values()
-    ]
+    columns = "name title states_like_the_weights=per_element bytes_per_element factored paged implementations source"
+    return _columns(OPTIMIZERS.values(), columns)
 
 
 def trainers() -> Rows:
     """Trainers, one row for each era of their versions."""
     from memplan.tables.trainers import TRAINERS
 
-    return [
-        {
-            "name": era.name,
-            "since": era.since,
-            "title": era.title,
-            "loads_fp32": era.numerics.weights == "fp32",
-            "autocast": era.numerics.autocast,
-            "gradient_checkpointing": era.checkpointing.on,
-            "loss_heads": dict(era.loss.heads),
-            "source": era.source,
-        }
-        for eras in TRAINERS.values()
-        for era in eras
-    ]
+    columns = """name since title loads_fp32 autocast=numerics.autocast gradient_checkpointing=checkpointing.on
+        loss_heads=loss.heads source"""
+    every = (era for eras in TRAINERS.values() for era in eras)
+    return _columns(every, columns, loads_fp32=lambda era: era.numerics.weights == "fp32")
 
 
 def precisions() -> Rows:
     """Storage schemes, in bytes per element."""
     from memplan.tables.precisions import PRECISIONS
 
-    names = ("name", "title", "dtype", "weights", "gradients", "master", "states")
-    return [{name: getattr(row, name) for name in names} for row in PRECISIONS.values()]
+    return _columns(PRECISIONS.values(), "name title dtype weights gradients master states")
 
 
 def frameworks() -> Rows:
@@ -140,16 +112,8 @@ def terms() -> Rows:
 
 
 LISTS: dict[str, Callable[[], Rows]] = {
-    "gpus": gpus,
-    "clusters": clusters,
-    "models": models,
-    "jobs": jobs,
-    "methods": methods,
-    "optimizers": optimizers,
-    "trainers": trainers,
-    "precisions": precisions,
-    "frameworks": frameworks,
-    "terms": terms,
+    each.__name__: each
+    for each in (gpus, clusters, models, jobs, methods, optimizers, trainers, precisions, frameworks, terms)
 }
 
 SHOWN = {
