@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from memplan.diagnose.messages import Message
 from memplan.diagnose.phases import Place
+from memplan.tables.texts import parts_of
 from memplan.units import GiB, MiB, format_bytes
 
 CONTEXT, OUTSIDE = GiB, 5 * GiB // 2
@@ -106,99 +107,12 @@ def _text(message: Message) -> str:
     return message.requested.text if message.requested else "what was asked for"
 
 
-HALVED = "per_device_train_batch_size: half; gradient_accumulation_steps: twice"
-WHOLE_SCORES = Advice(
-    "memory-efficient attention", "attn_implementation: flash_attention_2", "sdpa on cards before Ampere"
-)
-OF_PLACE: dict[str, tuple[Advice, ...]] = {
-    "load": (
-        Advice("load the weights in 16 bit", "dtype=torch.bfloat16", "without it some load fp32"),
-        Advice("build the model sharded", "ZeRO-3 under zero.Init; fsdp_cpu_ram_efficient_loading"),
-        Advice("quantise the base", "load_in_4bit with LoRA"),
-    ),
-    "start": (
-        Advice("split the optimizer's states over more ranks", "ZeRO 2 or 3, FSDP"),
-        Advice("smaller states", "optim: paged_adamw_8bit"),
-        Advice("states on the host", "offload_optimizer: {device: cpu}"),
-    ),
-    "forward": (
-        Advice("recompute activations", "gradient_checkpointing: true"),
-        Advice("smaller micro-batch, same total batch", HALVED),
-        WHOLE_SCORES,
-    ),
-    "loss": (
-        Advice("a fused or chunked loss (no full logits)", "use_liger_kernel: true"),
-        Advice("smaller micro-batch, same total batch", HALVED),
-        Advice("loss on completions only", "a prompt/completion data set, or logits_to_keep"),
-    ),
-    "backward": (
-        Advice("recompute activations", "gradient_checkpointing: true"),
-        Advice("a fused or chunked loss (no full logits)", "use_liger_kernel: true"),
-        Advice("smaller micro-batch, same total batch", HALVED),
-    ),
-    "reduce": (
-        Advice("smaller buckets", "reduce_bucket_size: 5e7"),
-        Advice("split gradients over ranks", "ZeRO 2 or 3, FSDP"),
-    ),
-    "optimizer": (
-        Advice("smaller states", "optim: paged_adamw_8bit"),
-        Advice("a step without copies of all gradients", "optim: adamw_torch_fused"),
-        Advice("split the states over ranks", "ZeRO 2 or 3, FSDP"),
-        Advice("train adapters", "LoRA"),
-    ),
-    "evaluate": (
-        Advice("a smaller batch in evaluation", "per_device_eval_batch_size: 1"),
-        Advice("predictions to the host as they come", "eval_accumulation_steps: 1"),
-        Advice("do not keep logits", "preprocess_logits_for_metrics, or prediction_loss_only: true"),
-    ),
-    "save": (
-        Advice("save in shards", "fsdp_state_dict_type: SHARDED_STATE_DICT"),
-        Advice("gather to the first rank's host", "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"),
-        Advice("save the adapter alone", "model.save_pretrained of the PEFT model"),
-    ),
-    "resume": (
-        Advice("read the checkpoint to the host", "torch.load(..., map_location='cpu'); a newer transformers does"),
-        Advice("let go of the checkpoint once it is loaded", "del checkpoint"),
-    ),
-    "merge": (Advice("merge on the host", "device_map='cpu' for the model that is merged"),),
-    "rollout": (
-        Advice("another share for the engine", "gpu_memory_utilization", "more where its cache is too small"),
-        Advice("a shorter longest sequence", "max_model_len: prompt + completion"),
-        Advice("give the engine's memory back during the update", "vllm_enable_sleep_mode: true"),
-        Advice("no CUDA graphs", "enforce_eager: true"),
-    ),
-    "sync": (
-        Advice("a smaller bucket of weights at once", "update_weights_bucket_megabytes: 512"),
-        Advice("do not gather the whole model", "ds3_gather_for_generation: false"),
-        Advice("the trainer's cache given back before the engine wakes", "torch.cuda.empty_cache()"),
-    ),
-}  # fmt: skip
-"""By moment, what helps whatever the job is, cheapest first."""
-OF_THE_PLACE: dict[str, tuple[Advice, ...]] = {
-    "dequantised weight": (
-        Advice("products in 16 bit", "bnb_4bit_compute_dtype: bfloat16", "left out it is fp32, twice the bytes"),
-    ),
-    "gathered weights": (
-        Advice("one unit of weights at a time", "fsdp_backward_prefetch: NO_PREFETCH; fsdp_limit_all_gathers: true"),
-    ),
-    "pictures": (Advice("fewer pixels of a picture", "max_pixels, of the processor", "its tower sees every patch"),),
+ADVICE = {
+    place: tuple(Advice(*line.split(" | ")) for line in text.strip("\n").split("\n"))
+    for place, text in parts_of(__file__).items()
 }
-"""What stands before the advice of its moment, by what died there."""
-INSTEAD: dict[str, tuple[Advice, ...]] = {
-    "Megatron's layers": (
-        Advice("fewer layers on each GPU", "--pipeline-model-parallel-size: twice"),
-        Advice("experts over more GPUs", "--expert-model-parallel-size: twice"),
-        Advice("layers over more GPUs", "--tensor-model-parallel-size: twice"),
-    ),
-}
-"""What stands in the place of its moment's."""
 OLD = ("torch-1", "torch-1.0")
 """Forms of PyTorch before 2.1."""
-ON_THE_HOST = (
-    Advice("fewer processes that load at once", "FSDP: cpu_ram_efficient_loading; ZeRO-3 under zero.Init"),
-    Advice("states back on the card, or on disk", "offload_optimizer: {device: nvme}"),
-    Advice("more memory for the job", "--mem of the scheduler, the container's limit"),
-)
 
 
 def _expandable(message: Message) -> Iterator[Advice]:
@@ -212,7 +126,7 @@ def _expandable(message: Message) -> Iterator[Advice]:
 def advice(message: Message, place: Place) -> Iterator[Advice]:
     """What to change first, the job unknown."""
     if message.place == "host":
-        yield from ON_THE_HOST
+        yield from ADVICE["host"]
         return
     elsewhere = others(message)
     if elsewhere and elsewhere > 256 * MiB and message.place != "engine":
@@ -225,10 +139,10 @@ def advice(message: Message, place: Place) -> Iterator[Advice]:
         yield from _expandable(message)
     phase = "rollout" if message.place == "engine" else place.phase
     phase = "start" if phase == "unknown" and _is_copy(message) else phase
-    of_place = INSTEAD.get(place.what) or OF_PLACE.get(phase, OF_PLACE["forward"])
-    yield from OF_THE_PLACE.get(place.what, ())
+    of_place = ADVICE.get(f"instead: {place.what}") or ADVICE.get(phase, ADVICE["forward"])
+    yield from ADVICE.get(f"at: {place.what}", ())
     if place.resumed:
-        yield OF_PLACE["resume"][1]
-    yield from sorted(of_place, key=lambda each: "attention" in place.what and each is not WHOLE_SCORES)
+        yield ADVICE["resume"][1]
+    yield from sorted(of_place, key=lambda each: "attention" in place.what and "attention" not in each.title)
     if message.place == "card" and not is_fragmented(message):
         yield from _expandable(message)

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from memplan.errors import ModelNotFound, nearest
 from memplan.hub.cache import DEFAULT_REVISION, cached_models, cached_revisions
 from memplan.presets import near_models
+from memplan.units import pairs_of
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 
@@ -44,27 +45,12 @@ CASES: dict[str, tuple[str, str]] = {
 }
 """Message and hint of each case."""
 
-_CASE_OF_CLASS: tuple[tuple[str, str], ...] = (
-    ("OfflineModeIsEnabled", "offline"),
-    ("HFValidationError", "invalid-id"),
-    ("GatedRepoError", "gated"),
-    ("RepositoryNotFoundError", "missing"),
-    ("RevisionNotFoundError", "revision"),
-    ("EntryNotFoundError", "no-file"),
-    ("FileMetadataError", "protocol"),
-    ("UnicodeEncodeError", "token-text"),
-    ("TooManyRedirects", "redirects"),
-    ("RecursionError", "redirects"),
-    ("Timeout", "slow"),
-    ("TimeoutException", "slow"),
-    ("TimeoutError", "slow"),
-    ("RemoteProtocolError", "incomplete"),
-    ("ChunkedEncodingError", "incomplete"),
-    ("ContentDecodingError", "incomplete"),
-    ("DecodingError", "incomplete"),
-    ("NetworkError", "unreachable"),
-    ("ProxyError", "unreachable"),
-    ("ConnectionError", "unreachable"),
+_CASE_OF_CLASS = pairs_of(
+    """OfflineModeIsEnabled=offline HFValidationError=invalid-id GatedRepoError=gated RepositoryNotFoundError=missing
+    RevisionNotFoundError=revision EntryNotFoundError=no-file FileMetadataError=protocol UnicodeEncodeError=token-text
+    TooManyRedirects=redirects RecursionError=redirects Timeout=slow TimeoutException=slow TimeoutError=slow
+    RemoteProtocolError=incomplete ChunkedEncodingError=incomplete ContentDecodingError=incomplete
+    DecodingError=incomplete NetworkError=unreachable ProxyError=unreachable ConnectionError=unreachable"""
 )
 """Class names, the more special first; the first that an exception descends from decides."""
 
@@ -137,7 +123,7 @@ def _case_of(error: Exception) -> tuple[str, str]:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "LocalEntryNotFoundError" in kinds and isinstance(error.__cause__, Exception):
         return _case_of(error.__cause__)
-    case = next((case for name, case in _CASE_OF_CLASS if name in kinds), "")
+    case = next((case for name, case in _CASE_OF_CLASS.items() if name in kinds), "")
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     if case in _WITH_TOKEN and "authorization" in getattr(getattr(response, "request", None), "headers", {}):
