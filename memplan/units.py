@@ -1,10 +1,12 @@
 """Bytes, counts and their spelling. GiB appears here and in render/, nowhere else."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from memplan.errors import UsageError
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 GPU_ROUNDING = 512
 """The CUDA caching allocator hands out multiples of 512 bytes (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp)."""
@@ -31,6 +33,11 @@ def pairs_of(text: str) -> dict[str, str]:
 def by_word(table: Mapping[str, str]) -> dict[str, str]:
     """The row of every word in a table's texts: of many names that mean one thing."""
     return {word: meaning for meaning, words in table.items() for word in words.split()}
+
+
+def by_name(*functions: _Function) -> dict[str, _Function]:
+    """Functions by their names, without the first underscore and with dashes for the others."""
+    return {each.__name__.lstrip("_").replace("_", "-"): each for each in functions}
 
 
 def ceil_div(a: int, b: int) -> int:

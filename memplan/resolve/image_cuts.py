@@ -9,7 +9,7 @@ from math import ceil, floor, sqrt
 from memplan.errors import InvalidJob
 from memplan.spec.groups import ImageBatch
 from memplan.spec.vision import ImageRule
-from memplan.units import ceil_div
+from memplan.units import by_name, ceil_div
 
 Cut = Callable[[ImageRule, int, int], ImageBatch]
 
@@ -213,17 +213,8 @@ def canvas(rule: ImageRule, width: int, height: int) -> ImageBatch:
 
 
 CUTS: dict[str, Cut] = {
-    "smart-resize": smart_resize,
-    "longest-edge": longest_edge,
-    "fixed": fixed,
+    **by_name(smart_resize, longest_edge, fixed, native, budget, best_fit, split, quarters, anyres, canvas),
     "tiles": tiled,
-    "native": native,
-    "budget": budget,
-    "best-fit": best_fit,
-    "split": split,
-    "quarters": quarters,
-    "anyres": anyres,
-    "canvas": canvas,
 }
 """A function for each ``ImageRule.kind`` whose tower the engine runs."""
 

@@ -10,6 +10,7 @@ from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
+from memplan.units import by_name
 
 if TYPE_CHECKING:
     from memplan.engine.layers.modules import Pass
@@ -189,16 +190,8 @@ def identity(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
 
 
 NORMS: dict[str, Callable[[Pass, Norm, Tensor, Dim], Tensor]] = {
-    "rms-wide": rms_wide,
-    "rms-wide-weight": rms_wide_weight,
-    "layer-wide": layer_wide,
-    "layer-bare": layer_bare,
-    "identity": identity,
-    "rms-t5": rms_t5,
-    "rms-power": rms_power,
+    **by_name(rms_wide, rms_wide_weight, layer_wide, layer_bare, identity, rms_t5, rms_power, layer, layer_plus_one),
     "rms-power-bare": rms_power,
-    "layer": layer,
     "layer-plain": layer,
-    "layer-plus-one": layer_plus_one,
 }
 """A program for each kind of norm that ``modules.norm`` does not write itself."""

@@ -16,7 +16,7 @@ from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.engine.tape.turns import played, turns
 from memplan.spec.groups import Loss, LossCode
-from memplan.units import words_of
+from memplan.units import by_name, words_of
 
 Program = Callable[[Pass, Tensor, int], Tensor]
 
@@ -251,13 +251,7 @@ def _scored_again(p: Pass, logits: Tensor, tokens: int, made: Sequence[str] = ("
 
 
 METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
-    "halves": _halves,
-    "pairs": _pairs,
-    "picked": _picked,
-    "picked-halves": _picked_halves,
-    "chosen-and-rejected": _chosen_and_rejected,
-    "shifted": _shifted,
-    "scored-again": _scored_again,
+    **by_name(_halves, _pairs, _picked, _picked_halves, _chosen_and_rejected, _shifted, _scored_again),
     "scored-again-tempered": partial(_scored_again, made=("logits", "tempered logits", "scores")),
 }
 """Each returns what the caller holds in place of the logits, if anything."""

@@ -10,7 +10,7 @@ from memplan.engine.tensors import Weight
 from memplan.spec.groups import OptimizerSettings
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import Blocks, Optimizer
-from memplan.units import ceil_div
+from memplan.units import by_name, ceil_div
 
 FP32 = 4
 PAGED_FROM = 100_000
@@ -132,15 +132,7 @@ def preconditioned(t: Stepped, s: OptimizerSettings) -> list[int]:
 
 
 Rule = Callable[[Stepped, Optimizer, OptimizerSettings], list[int]]
-RULES: dict[str, Rule] = {
-    "elementwise": elementwise,
-    "factored": factored,
-    "muon": muon,
-    "galore": galore,
-    "apollo": apollo,
-    "adam-mini": adam_mini,
-    "soap": soap,
-}
+RULES: dict[str, Rule] = by_name(elementwise, factored, muon, galore, apollo, adam_mini, soap)
 """Rules by the name that a row of the table gives."""
 
 

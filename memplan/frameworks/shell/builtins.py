@@ -8,6 +8,7 @@ from memplan.frameworks.shell.nodes import Redirect
 from memplan.frameworks.shell.reader import MAX_LINE, MAX_WORDS, Word
 from memplan.frameworks.shell.syntax import Raw, Scanner
 from memplan.frameworks.shell.words import Variables
+from memplan.units import by_name
 
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[([^]=]*)\])?(\+?)=(.*)", re.DOTALL)
 DECLARES = ("export", "local", "readonly", "declare", "typeset")
@@ -228,18 +229,10 @@ def _false(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: 
 
 
 BUILTINS: dict[str, Callable[[Builtins, list[Word], Sequence[Redirect], dict[str, str]], str | None]] = {
-    "set": _set,
-    "shift": _shift,
-    "unset": _unset,
-    "eval": _eval,
-    "source": _source,
+    **by_name(_set, _shift, _unset, _eval, _source, _let, _read, _echo, _false),
     ".": _source,
-    "let": _let,
-    "read": _read,
     "cat": _written,
-    "echo": _echo,
     "tee": _written,
     "printf": _nothing,
-    "false": _false,
     **dict.fromkeys((":", "true", "trap", "shopt", "ulimit", "cd", "pushd", "popd", "wait", "sleep"), _nothing),
 }

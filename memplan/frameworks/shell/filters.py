@@ -14,6 +14,7 @@ from memplan.frameworks.shell.parts import parse
 from memplan.frameworks.shell.sums import whole_sum
 from memplan.frameworks.shell.syntax import Scanner
 from memplan.frameworks.sourced import folder_of
+from memplan.units import by_name
 
 MAX_CODE = 16 * 1024
 SUBMITS = ("sbatch", "qsub", "bsub", "msub")
@@ -218,22 +219,10 @@ def _sed(words: list[str], given: str, of: Filtered) -> str | None:
 PLAIN = ("echo", "cat")
 """What hands on whatever it is given."""
 _COMMANDS: dict[str, Callable[[list[str], str, Filtered], str | None]] = {
+    **by_name(_echo, _printf, _expr, _bc, _dirname, _basename, _seq, _tr, _wc, _awk, _cut, _sed, _grep),
     "cat": lambda words, given, of: None if words else given,
-    "echo": _echo,
-    "printf": _printf,
-    "expr": _expr,
-    "bc": _bc,
     **dict.fromkeys(("python", "python3"), _python),
-    "dirname": _dirname,
-    "basename": _basename,
     **dict.fromkeys(("realpath", "readlink", "which", "command", "cd"), _path),
     "pwd": lambda words, given, of: ".",
-    "seq": _seq,
-    "tr": _tr,
-    "wc": _wc,
-    "awk": _awk,
-    "cut": _cut,
-    "sed": _sed,
-    "grep": _grep,
     "xargs": lambda words, given, of: None if words else " ".join(given.split()),
 }

@@ -18,21 +18,12 @@ from memplan.engine.tape.tape import Tape
 from memplan.spec.groups import ImageBatch
 from memplan.spec.vision import Tower
 from memplan.tables.styles import GradientMode, PassStyle
+from memplan.units import by_name
 
 PROJECTIONS: dict[str, Projection] = {
-    "llava": llava,
-    "anyres": anyres,
-    "adapted": adapted,
-    "averaged": averaged,
+    **by_name(llava, anyres, adapted, averaged, connected, patch_merger, perceived, pooled, linear, shuffled, merged),
     "averaged by position": averaged_by_position,
-    "connected": connected,
     "connected, held": connected_held,
-    "patch-merger": patch_merger,
-    "perceived": perceived,
-    "pooled": pooled,
-    "linear": linear,
-    "shuffled": shuffled,
-    "merged": merged,
 }
 """A program for each ``Tower.projection``."""
 
