@@ -6,6 +6,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from memplan.errors import nearest
+from memplan.tables.texts import texts_by_name
 from memplan.units import by_word
 
 Meant = str | Mapping[str, str]
@@ -13,57 +14,7 @@ _LORA = {"lora": "--lora", "qlora": "--lora --load-in-4bit", "full": "--no-lora"
 _BITS = {"4": "--load-in-4bit", "8": "--load-in-8bit", "*": "--load-in-4bit"}
 _CARD = {"*[a-zA-Z]": "--gpu {24GB}", "*": "--gpu {24}GB"}
 _FULL = "every sequence is counted as long as sequence_length, as packed ones are"
-ELSEWHERE: dict[str, Meant] = by_word(
-    {
-        "--lora-r {16}": "rank",
-        "--lora-alpha {32}": "alpha",
-        "--lora-targets {all-linear}": "target-modules",
-        "--lora": "use-peft",
-        "--lora --load-in-4bit": "qlora",
-        "--lora-dora": "use-dora dora",
-        "--lora-rslora": "use-rslora",
-        "--batch-size {4}": "bs train-batch-size micro-batch mbs",
-        "--global-batch-size {64}": "gbs",
-        "--gradient-accumulation-steps {4}": "grad-accum grad-acc-steps accum ga gas",
-        "--sequence-length {4096}": """seq seqlen seq-len seq-length max-len length ctx ctx-len context
-            context-length model-max-length""",
-        "--gradient-checkpointing": "gc grad-ckpt grad-checkpoint activation-checkpointing checkpoint-activations",
-        "--optimizer {adamw}": "opt optim",
-        "--kernels liger": "liger use-liger use-liger-kernel",
-        "--kernels unsloth": "unsloth",
-        "--attention flash": "flash-attn use-flash-attn flash-attention flash-attention-2 use-flash-attention-2 fa2",
-        "--attention {flash}": "attn attn-implementation",
-        "--precision bf16-amp": "bf16",
-        "--precision fp16-amp": "fp16",
-        "--precision fp32": "fp32",
-        "--dtype {bf16}": "torch-dtype",
-        "--load-in-4bit": "4bit int4 nf4",
-        "--load-in-8bit": "8bit int8",
-        "--num-gpus {8}": "ngpu ngpus n-gpu world-size nproc-per-node num-processes",
-        "--num-gpus {8×2}": "nodes nnodes num-nodes num-machines",
-        "--gpu {h100-80gb}": "card device accelerator",
-        "--method {dpo}": "algo algorithm task rlhf-type rl loss",
-        "--with {ds_config.json}": "deepspeed-config ds-config",
-        "--with {accelerate.yaml}": "config-file",
-        "--zero-stage {3}": "zero",
-        "--zero-stage 1": "zero1",
-        "--zero-stage 2": "zero2",
-        "--zero-stage 3": "zero3 stage3",
-        "--sharding fsdp2": "fsdp fsdp2",
-        "--sharding ddp": "ddp",
-        "--offload optimizer": "offload-optimizer optimizer-offload cpu-offload",
-        "--offload parameters": "offload-param",
-        "--offload activations": "activation-offloading",
-        "--total-params {8B}": "params model-size size",
-        "--set rollout.group_size={8}": "num-generations",
-        "--completion-length {1024}": "max-completion-length",
-        "--set rollout.prompt_length={1024}": "max-prompt-length",
-        "--reference none": "ref-free reference-free no-reference",
-        "--set rollout.placement=colocate": "colocate",
-        "--rollout-engine vllm": "vllm use-vllm",
-        "--rollout-engine sglang": "sglang",
-    }
-) | {
+ELSEWHERE: dict[str, Meant] = by_word(texts_by_name(__file__)) | {
     **dict.fromkeys(("peft", "adapter", "finetuning-type", "train-type"), _LORA),
     "mixed-precision": {"no": "--precision fp32", "*": "--precision {bf16}-amp"},
     **dict.fromkeys(("bits", "quantization-bit"), _BITS),
@@ -71,8 +22,8 @@ ELSEWHERE: dict[str, Meant] = by_word(
     "stage": {"[0-3]": "--zero-stage {3}", "pt": "--method sft", "rm": "--method reward", "*": "--method {dpo}"},
     "deepspeed": {"*.json": "--with {ds_config.json}", "*": "--zero-stage 3"},
 }
-"""By name: what to type, or that by the value's pattern. In braces is the value that was typed, or this one where none
-was; {8×2} is 8 times it. What has one meaning and another spelling is an option itself (``spelling``)."""
+"""By name: what to type, or that by the value's pattern. What has one meaning and another spelling is an option itself
+(``spelling``)."""
 LEFT_OUT = {"packing": _FULL, "sample-packing": _FULL}
 """Options that nothing stands for, and why."""
 

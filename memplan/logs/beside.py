@@ -7,35 +7,9 @@ from memplan.logs.deaths import Died
 from memplan.logs.measured import Figure, figures, unaccounted
 from memplan.logs.reading import Log
 from memplan.report import Report, plain
+from memplan.tables.texts import texts_by_name
 
-TITLES = {
-    "total": "the card",
-    "free_at_start": "free when the engine started",
-    "budget": "the engine's budget",
-    "weights": "weights",
-    "activation": "peak activation",
-    "non_torch": "non-torch",
-    "graphs": "CUDA graphs",
-    "graphs_estimated": "CUDA graphs, as the engine estimated them",
-    "state": "state of linear attention",
-    "kv": "KV cache",
-    "kv_per_token": "KV cache, a token",
-    "kv_blocks": "KV blocks",
-    "kv_tokens": "KV tokens",
-    "max_model_len": "longest sequence",
-    "concurrency": "such sequences at once",
-    "free_at_end": "free when it had started",
-    "slept": "given back by sleep",
-    "asleep": "on the card while it sleeps",
-    "sleep_host": "on the host while it sleeps",
-    "allocated": "allocated",
-    "max_allocated": "allocated at most",
-    "reserved": "reserved",
-    "max_reserved": "reserved at most",
-    "device": "on the device at most",
-    "host": "the node's own memory in use",
-}
-"""In the order in which they are shown."""
+TITLES = texts_by_name(__file__)
 NUMBERS = ("kv_blocks", "kv_tokens", "max_model_len", "concurrency")
 """Terms that are no bytes."""
 

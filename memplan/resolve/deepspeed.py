@@ -3,6 +3,8 @@
 Read in deepspeed 0.19 (runtime/engine.py, runtime/zero/config.py, offload_config.py, stage3.py) and transformers 5.23
 (integrations/deepspeed.py: trainer_config_finalize)."""
 
+from typing import Any
+
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split, Stored
@@ -10,10 +12,10 @@ from memplan.spec.deepspeed import AUTO, DeepSpeed, Offload
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
-from memplan.spec.zero import MOST, Offloaded, Selective, Zero
+from memplan.spec.zero import Offloaded, Selective, Zero
 from memplan.tables.styles import Optimizer, ZeroWrapper
 from memplan.tables.trainer import Trainer
-from memplan.units import DTYPE_BYTES
+from memplan.units import DTYPE_BYTES, pairs_of
 
 ON_HOST = ("adamw", "lion")
 """Optimizers that DeepSpeed steps on the host itself: DeepSpeedCPUAdam, DeepSpeedCPULion."""
@@ -25,6 +27,20 @@ NEEDS_3 = {
     "zero_quantized_gradients": "quantised reductions are ZeRO-3's",
     "mics_shard_size": "MiCS is a form of ZeRO-3",
 }
+
+SIZES = pairs_of(
+    """reduce_bucket_size prefetch_bucket_size=stage3_prefetch_bucket_size sub_group_size
+    param_persistence_threshold=stage3_param_persistence_threshold
+    model_persistence_threshold=stage3_model_persistence_threshold max_live_parameters=stage3_max_live_parameters
+    max_reuse_distance=stage3_max_reuse_distance"""
+)
+"""Numbers of elements -> their names in a file; of what is not named ``Zero`` has DeepSpeed's own."""
+SWITCHES = pairs_of(
+    """allgather_sequential=stage3_allgather_sequential fetch_by_all_reduce=stage3_use_all_reduce_for_fetch_params
+    round_robin_gradients immediate_grad_update quantised_weights=zero_quantized_weights
+    quantised_frozen=zero_quantized_nontrainable_weights quantised_gradients=zero_quantized_gradients"""
+)
+"""Those that are off where nobody says."""
 
 
 def with_stage(job: Job, notes: Notes) -> Job:
@@ -92,37 +108,29 @@ def zero_settings(
             f"precision: {stored.precision.name} with {split.name}: DeepSpeed keeps fp32 master weights and states "
             f"all the same, as {stored.precision.dtype}-master says"
         )
-    _say_bucket(given, stage, integrated, size("reduce_bucket_size", 500_000_000, hidden * hidden), notes)
-    sequential = switch("stage3_allgather_sequential", False)
-    persistent = size("stage3_model_persistence_threshold", MOST)
+    filled = {"reduce_bucket_size": hidden * hidden, "prefetch_bucket_size": int(0.9 * hidden * hidden)}
+    filled["param_persistence_threshold"] = 10 * hidden
+    sizes: dict[str, Any] = {
+        field: size(name, Zero._field_defaults[field], filled.get(field)) for field, name in SIZES.items()
+    }
+    _say_bucket(given, stage, integrated, sizes["reduce_bucket_size"], notes)
+    switches = {field: switch(name, False) for field, name in SWITCHES.items()}
+    if switches["allgather_sequential"]:
+        sizes["prefetch_bucket_size"] = 1
     return Zero(
         wrapper=wrapper,
         groups=1 if trainer.name == "pytorch" else 2,
-        reduce_bucket_size=size("reduce_bucket_size", 500_000_000, hidden * hidden),
-        prefetch_bucket_size=1
-        if sequential
-        else size("stage3_prefetch_bucket_size", 50_000_000, int(0.9 * hidden * hidden)),
-        param_persistence_threshold=size("stage3_param_persistence_threshold", 100_000, 10 * hidden),
-        model_persistence_threshold=persistent,
-        max_live_parameters=size("stage3_max_live_parameters", 1_000_000_000),
-        max_reuse_distance=size("stage3_max_reuse_distance", 1_000_000_000),
-        sub_group_size=max(1, size("sub_group_size", 1_000_000_000)),
         overlap_comm=switch("overlap_comm", stage == 3),
         contiguous_gradients=switch("contiguous_gradients", True) or bool(optimizer),
         reduce_scatter=switch("reduce_scatter", True),
-        allgather_sequential=sequential,
-        fetch_by_all_reduce=switch("stage3_use_all_reduce_for_fetch_params", False),
-        round_robin_gradients=switch("round_robin_gradients", False),
-        immediate_grad_update=switch("immediate_grad_update", False),
         communication=_communicates_in(job, stored),
         accumulation=accumulate,
         hpz=size("zero_hpz_partition_size", 1) or 1,
-        quantised_weights=switch("zero_quantized_weights", False),
-        quantised_frozen=switch("zero_quantized_nontrainable_weights", False),
-        quantised_gradients=switch("zero_quantized_gradients", False),
         optimizer=optimizer,
         parameters=parameters,
         selective=_selective(given, stage, stored, row, optimizer, notes),
+        **(sizes | {"sub_group_size": max(1, sizes["sub_group_size"])}),
+        **switches,
     )
 
 

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "transformers", "peft")
 
 
-def require_extra(what: str = "memplan trace") -> None:
+def require_extra(what: str = "memplan trace", packages: Iterable[str] = PACKAGES) -> None:
     """Raise UsageError, saying what to install, where a package of the extra is missing."""
     from importlib.util import find_spec
 
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise UsageError(f"{what} needs {', '.join(missing)}", 'pip install "memplan[trace]"')
+        raise UsageError(
+            f"{what} needs {(', ' if len(missing) > 2 else ' and ').join(missing)}", 'pip install "memplan[trace]"'
+        )
 
 
 def trace(job: Job | Mapping[str, Any] | JobInput, progress: Callable[[str], None] = lambda text: None) -> Trace:

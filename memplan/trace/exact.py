@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.arch import FAMILIES, parse_config
-from memplan.errors import ModelError, UnknownArchitecture, UsageError, nearest
+from memplan.errors import ModelError, UnknownArchitecture, nearest
 from memplan.models import model_config
 from memplan.spec.model import ModelSpec
+from memplan.trace import require_extra
 
 PACKAGES = ("torch", "transformers")
 REMOTE = ("auto_map", "model_type", "dtype", "torch_dtype", "quantization_config", "transformers_version")
@@ -54,7 +55,7 @@ def exact_model(model: str | os.PathLike[str] | Mapping[str, Any], revision: str
     ModelError for a config that its class refuses, or a model that has no layers of tokens."""
     config = model_config(model, revision)
     name = str(config.get("_name_or_path") or "inline config") if isinstance(model, Mapping) else os.fspath(model)
-    require_packages()
+    require_extra("--exact", PACKAGES)
     built, parsed = build(config, name)
     from memplan.trace.modules import describe
 
@@ -63,15 +64,6 @@ def exact_model(model: str | os.PathLike[str] | Mapping[str, Any], revision: str
     described = config.get("model_type") in FAMILIES
     spec = parse_config(config, name, str(model) if isinstance(model, str) else name) if described else found
     return Exact(spec, type(built).__name__, total, found.params.by_category, described)
-
-
-def require_packages() -> None:
-    """Raise UsageError, saying what to install, where the extra is missing."""
-    from importlib.util import find_spec
-
-    missing = [package for package in PACKAGES if find_spec(package) is None]
-    if missing:
-        raise UsageError(f"--exact needs {' and '.join(missing)}", 'pip install "memplan[trace]"')
 
 
 def build(config: Mapping[str, Any], name: str) -> tuple[Any, Any]:
