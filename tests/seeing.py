@@ -116,6 +116,12 @@ MODELS: dict[str, Job] = {
             "subsampling_conv_channels": [16, 8],
         },
     },
+    "gemma4_unified": {
+        "text_config": TEXT | {"head_dim": 64, "global_head_dim": 128, "sliding_window": 1024, "pad_token_id": 0},
+        "vision_config": {"mm_embed_dim": 512, "output_proj_dims": 512, "mm_posemb_size": 64},
+        "image_token_id": 7,
+        "audio_config": {"audio_embed_dim": 64},
+    },
     "paligemma": {
         "text_config": {"model_type": "gemma", "head_dim": 64, **TEXT},
         "vision_config": SIGLIP,

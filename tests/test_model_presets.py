@@ -34,6 +34,7 @@ WITHOUT = {
     "gemma3n",
     "flex_olmo",
     "gemma4_text",
+    "gemma4_unified_text",
     "granitemoehybrid",
     "hunyuan_v1_dense",
     "llama4_text",

@@ -1,7 +1,8 @@
 """Gemma 4's language model as transformers 5.23 builds it (``models/gemma4/configuration_gemma4.py``).
 
 Layers that attend to all have heads of another width; the last layers may share keys and values (E2B, E4B), experts
-may stand beside the feed-forward (26B-A4B), and each layer may have an input of its own."""
+may stand beside the feed-forward (26B-A4B), and each layer may have an input of its own. The 12B
+(transformers 5.24 ``models/gemma4_unified``) has no encoders: merged patches go through two linears."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import ACTIVATIONS, SANDWICH_NORMS, Family, activation, build, gated
-from memplan.arch.gemma_towers import AUDIO_NOTE, gemma4_tower
+from memplan.arch.gemma_towers import AUDIO_NOTE, gemma4_tower, merged_patches
 from memplan.arch.routed import make_experts
 from memplan.arch.shared_kv import Heads, kinds_of, layer_input, shared_kv_mixers, sharing, with_own_inputs
 from memplan.arch.vision import section
@@ -18,9 +19,11 @@ from memplan.spec.layer import AnyMixer, Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, FeedForward, Norm, Part
 from memplan.spec.routing import Routing
+from memplan.spec.vision import Tower
 
 EXPERT_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
 OVERRIDES = ("head_dim", "num_key_value_heads")
+MakeTower = Callable[[Config | None, Config | None, ModelSpec, bool], Tower | None]
 
 
 def gemma4_kinds(config: Config) -> list[str]:
@@ -128,19 +131,23 @@ GEMMA4 = Family(
 )
 
 
-def with_towers(raw: Config) -> ModelSpec:
+UNIFIED = GEMMA4._replace(model_type="gemma4_unified_text")
+
+
+def with_towers(family: Family, make_tower: MakeTower, raw: Config) -> ModelSpec:
     """Gemma 4 with its towers: the language model of text_config, which an outer tie_word_embeddings ties."""
-    raw.model_type = "gemma4"
-    text = build(GEMMA4, Config(section(raw, "text_config") or {}, raw.name, raw.source))
+    raw.model_type = family.model_type.removesuffix("_text")
+    keys = Config(section(raw, "text_config") or {}, raw.name, raw.source)
+    text = build(family, keys)
     vision, sounds = (section(raw, key) for key in ("vision_config", "audio_config"))
-    outer = raw.with_defaults("gemma4")
+    outer = raw.with_defaults(raw.model_type)
     towers = [None if keys is None else Config(keys, raw.name, raw.source) for keys in (vision, sounds)]
-    blocks = (section(raw, "text_config") or {}).get("use_bidirectional_attention") == "vision"
-    tower = gemma4_tower(towers[0], towers[1], text, blocks)
+    blocks = keys.with_defaults(family.model_type).value("use_bidirectional_attention") == "vision"
+    tower = make_tower(towers[0], towers[1], text, blocks)
     dtype, quantization = outer.dtype(), outer.quantization()
     notes = [*outer.notes, *text.notes, *([AUDIO_NOTE] if sounds is not None else [])]
     return text.but(
-        family="gemma4",
+        family=raw.model_type,
         tied=outer.flag("tie_word_embeddings"),
         tower=tower,
         dtype=dtype or text.dtype,
@@ -149,4 +156,9 @@ def with_towers(raw: Config) -> ModelSpec:
     )
 
 
-FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {GEMMA4.model_type: partial(build, GEMMA4), "gemma4": with_towers}
+FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
+    GEMMA4.model_type: partial(build, GEMMA4),
+    "gemma4": partial(with_towers, GEMMA4, gemma4_tower),
+    UNIFIED.model_type: partial(build, UNIFIED),
+    "gemma4_unified": partial(with_towers, UNIFIED, merged_patches),
+}

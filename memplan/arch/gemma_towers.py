@@ -3,13 +3,15 @@ vision tower and of its audio tower. Sounds are not modelled."""
 
 from memplan.arch.config import Config
 from memplan.arch.projector_keys import assemble
-from memplan.arch.towers import ACTIVATIONS, Encoder, vision_config
+from memplan.arch.towers import ACTIVATIONS, Encoder, layer_norm, vision_config
 from memplan.errors import ModelError
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part
 from memplan.spec.vision import Block, BlockRun, ImageRule, Tower, VisionAttention
 
 CHANNELS = (128, 32)
+MOST_TOKENS = 280
+"""Of an image: processor_config.json of google/gemma-4-E2B-it, and the default of ``Gemma4ImageProcessor``."""
 AUDIO_NOTE = "its audio tower is counted with its vision tower, and runs on nothing: sounds are not modelled"
 
 
@@ -120,19 +122,56 @@ def channels(config: Config) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def merged_patches(vision: Config | None, sounds: Config | None, text: ModelSpec, blocks: bool) -> Tower | None:
+    """No encoder: one linear over patches that are merged beforehand, positions of both axes, and norms around them
+    (transformers 5.24 ``models/gemma4_unified``: Gemma4UnifiedVisionEmbedder); frames of sound through one linear."""
+    check_sounds(vision, sounds)
+    if vision is None:
+        return None
+    config = vision_config(vision, "gemma4_unified_vision")
+    h, patch = config.integer("mm_embed_dim"), config.integer("patch_size") * config.integer("pooling_kernel_size")
+    linears = (Linear(name="patch_dense", inputs=3 * patch**2, outputs=h, bias=True),)
+    positions = Bare(name="pos_embedding", shape=(config.integer("mm_posemb_size"), 2, h))
+    norms = (layer_norm("patch_ln1", 3 * patch**2), layer_norm("patch_ln2", h), layer_norm("pos_norm", h))
+    frames = sounds.with_defaults("gemma4_unified_audio").integer("audio_embed_dim") if sounds else 0
+    unread = (Linear(name="embedding_projection", inputs=frames, outputs=text.hidden_size),) if frames else ()
+    made = Encoder(
+        kind="gemma4_unified",
+        width=h,
+        embedding=Part(linears=linears, tensors=(positions,), norms=norms),
+        runs=(),
+        after=Part(),
+        patch=patch,
+        rows=48,
+        columns=48,
+        channels=3,
+        unused=Part(linears=unread, category="vision"),
+        units=frozenset(),
+    )
+    projector = Part(linears=(Linear(name="embedding_projection", inputs=h, outputs=text.hidden_size),))
+    rule = ImageRule(kind="budget", patch=patch, max_tiles=MOST_TOKENS)
+    return assemble(made, projector, rule, projection="picked by position", masked=blocks)
+
+
+def check_sounds(vision: Config | None, sounds: Config | None) -> None:
+    """Refuse a model that hears and does not see."""
+    if vision is None and sounds is not None:
+        raise ModelError("audio_config without vision_config is not described", "name a model with both, or with none")
+
+
 def gemma4_tower(vision: Config | None, sounds: Config | None, text: ModelSpec, blocks: bool) -> Tower | None:
     """The tower of images, with that of sounds as what no forward reads; None without either.
 
-    ``blocks``: use_bidirectional_attention of the text is vision. An image has at most 280 tokens:
-    processor_config.json of google/gemma-4-E2B-it, and the default of ``Gemma4ImageProcessor``."""
-    if vision is None and sounds is None:
-        return None
+    ``blocks``: use_bidirectional_attention of the text is vision."""
+    check_sounds(vision, sounds)
     if vision is None:
-        raise ModelError("audio_config without vision_config is not described", "name a model with both, or with none")
+        return None
     config = vision_config(vision, "gemma4_vision")
     made = encoder(config)
     projector = Part(linears=(Linear(name="embedding_projection", inputs=made.width, outputs=text.hidden_size),))
-    rule = ImageRule(kind="budget", patch=made.patch, merge=config.integer("pooling_kernel_size"), max_tiles=280)
+    rule = ImageRule(
+        kind="budget", patch=made.patch, merge=config.integer("pooling_kernel_size"), max_tiles=MOST_TOKENS
+    )
     grouped = config.integer("num_key_value_heads") != config.integer("num_attention_heads")
     return assemble(
         made._replace(unused=audio(sounds, text.hidden_size) if sounds else Part()),

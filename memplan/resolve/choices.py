@@ -69,7 +69,8 @@ def batch(
 ) -> Batch:
     """What a micro-step is made of."""
     length = job.sequence_length
-    padded = job.padded or (images is not None and spec.tower is not None and spec.tower.masked)
+    tower = spec.tower
+    padded = job.padded or (tower is not None and (tower.masks_text or (tower.masked and images is not None)))
     padded = padded or (trainer.passes_mask and spec.family in MASK_AS_GIVEN)
     return Batch(
         size=job.batch_size,

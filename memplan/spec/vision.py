@@ -223,6 +223,11 @@ class Tower(Described):
         return not self.older and not self.loss_within
 
     @property
+    def masks_text(self) -> bool:
+        """Layers take a mask of each row without images too (transformers 5.24 modeling_gemma4_unified.py)."""
+        return self.masked and self.kind == "gemma4_unified"
+
+    @property
     def crossed(self) -> bool:
         """Layers of the language model attend to what it gives, in place of tokens in the sequence."""
         return self.projection == "crossed"
@@ -245,7 +250,7 @@ class Tower(Described):
     def masks(self, pixels: int, squares: int, length: int) -> int:
         """Bytes of the int64 masks that the processor gives with an image: of pixels; or two positions of each patch;
         or its arrangement, the tiles that are there and those that each position of a text of ``length`` attends to."""
-        if self.kind == "gemma4":
+        if self.kind in ("gemma4", "gemma4_unified"):
             return 16 * pixels // (self.rule.channels * self.rule.patch**2)
         crossed = 8 * (1 + squares * (1 + length)) if self.crossed else 0
         return 8 * pixels // self.rule.channels if self.pixel_masks else crossed

@@ -75,7 +75,7 @@ _WITHOUT_FLASH = (
     *("bloom", "deberta-v2", "deepseek_v32", "deepseek_v4", "falcon_mamba", "glm_moe_dsa", "llama4", "llama4_text"),
     *("mamba", "mamba2", "mllama", "mpt", "mt5", "rwkv", "t5"),
 )
-FLASH_UNTIL = ("gemma3", "gemma4", "paligemma")
+FLASH_UNTIL = ("gemma3", "gemma4", "gemma4_unified", "paligemma")
 """Those that have it up to transformers 5.23: it drops the mask that lets image tokens see each other."""
 WITHOUT_FLASH = frozenset((*_WITHOUT_FLASH, *FLASH_UNTIL))
 """Model types whose class says ``_supports_flash_attn = False``, or does not say it: from_pretrained raises ValueError
@@ -84,7 +84,8 @@ WITHOUT_FLASH_BEFORE = frozenset((*_WITHOUT_FLASH, "codegen"))
 """The same up to transformers 5.23."""
 SINCE_5 = frozenset(
     words_of(
-        """cwm deepseek_v32 deepseek_v4 gemma4 gemma4_text glm4_moe_lite glm_moe_dsa lfm2_moe qwen3_5 qwen3_5_text
+        """cwm deepseek_v32 deepseek_v4 gemma4 gemma4_text gemma4_unified gemma4_unified_text
+        glm4_moe_lite glm_moe_dsa lfm2_moe qwen3_5 qwen3_5_text
         qwen3_5_moe qwen3_5_moe_text"""
     )
 )

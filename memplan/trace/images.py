@@ -31,7 +31,7 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
         return {"pixel_values": torch.zeros(shape, device=device), "image_grid_thw": grid, "mm_token_type_ids": types}
     if tower.kind in ("pixtral", "kimi"):
         return native_inputs(recipe, device, count)
-    if tower.kind == "gemma4":
+    if tower.kind in ("gemma4", "gemma4_unified"):
         return placed_inputs(recipe, device, rows)
     if tower.crossed:
         return crossed_inputs(recipe, device, rows)

@@ -92,6 +92,11 @@ JOBS += [
     job("gemma4", **IMAGE, precision="bf16-amp"),
     job("gemma4", images={"tokens": 100}, freeze=["vision_tower", "embed_vision"]),
     job("gemma4", **FULL),
+    job("gemma4_unified"),
+    job("gemma4_unified", **IMAGE),
+    job("gemma4_unified", images={"tokens": 280}, **LORA, **FULL),
+    job("gemma4_unified", **IMAGE, precision="bf16-amp"),
+    job("gemma4_unified", images={"tokens": 100}, freeze=["vision_tower", "embed_vision"], **FULL),
     *(
         job("gemma4", images={"per_example": 2, "tokens": 100}, **keys)
         | {"model": {"model_type": "gemma4", **IN_BLOCKS}}

@@ -86,6 +86,7 @@ def _through(run: PassRun, plan: TowerPlan, found: list[Tensor]) -> list[Tensor]
     tables = tape.new(Dim("T·d", rotary_tables(plan)), 1, "rotary tables of patches")
     arguments = [tables, mask] if style in ("checkpoint", "reentrant") else []
     x, states, number = found.pop(), list[Tensor](), 0
+    found += [] if tower.runs else [x]
     for blocks in tower.runs:
         for _ in range(blocks.count):
             p.enter(number + 1)

@@ -10,7 +10,7 @@ from memplan.engine.layers.vision.projector import Joint, listed
 from memplan.engine.layers.vision.vit_block import QKV, attend
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
-from memplan.engine.tape.routing_ops import into_zeros, masked_fill
+from memplan.engine.tape.routing_ops import into_zeros, masked_fill, reduce
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Linear, Norm
@@ -33,6 +33,24 @@ def embed_by_position(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor
     found = ops.add(tape, rows[0], rows[1], "positions")
     found = masked_fill(tape, found, tape.new(p.dim("1", 1), 1, "masks of patches"), "positions")
     return ops.add(tape, x, found, "patch embeddings")
+
+
+def embed_merged(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor:
+    """A norm, one linear module, a norm; the sum of two rows of a table, masked where no patch is; a norm
+    (transformers 5.24 modeling_gemma4_unified.py: Gemma4UnifiedVisionEmbedder)."""
+    tape, part = p.tape, tower.embedding
+    table, (first, second, last) = part.tensors[0], part.norms
+    x = norm(p, first, ops.cast(tape, pixels, p.mode.numerics.itemsize, "pixels"), "h")
+    x = norm(p, second, project(p, x, part.linears[0], "h", "patch embeddings"), "h")
+    weight, both = p.param(table.name, table.parameters), Dim("2·" + out.symbol, 2 * out.elements)
+    index, valid = p.tape.new(p.dim("2", 2), INT64, "positions of patches"), p.dim("2", 2)
+    rows = ops.embedding(tape, weight, both, weight.itemsize, index)
+    there = tape.new(valid, weight.itemsize, "masks of patches")
+    rows = ops.with_constant(tape, rows, weight.itemsize, "positions", there)
+    del there, index
+    found = reduce(tape, rows, out, "positions")
+    del rows
+    return norm(p, last, ops.add(tape, x, found, "patch embeddings"), "h")
 
 
 def looked_up(tape: Tape, table: Param, out: Dim, index: Tensor) -> Tensor:
@@ -160,3 +178,16 @@ def average(j: Joint, x: Tensor, out: Dim) -> Tensor:
     empty = tape.new(matrix, 1, "tokens without a patch")
     del empty
     return ops.cast(tape, pooled, x.itemsize, "pooled states")
+
+
+def picked_by_position(j: Joint, x: Tensor) -> Tensor:
+    """The states stay with the tower's outputs; a norm, a linear module, and the tokens that are there picked out."""
+    tape, width = j.tape, j.tower.projector.linears[0].outputs
+    j.model_locals.append(x)
+    normed = norm(j.states, Norm(name="pre_projection_norm", width=j.tower.width, kind=BARE), x, "h")
+    tokens = project(j.states, normed, j.tower.projector.linears[0], "h", "image tokens")
+    del normed, x
+    index = tape.new(Dim("tokens", j.features.tokens), INT64, "tokens that are there")
+    kept = j.features.dim("h", width)
+    node = tape.node((tokens,), (index, index), into_zeros(tokens))
+    return listed(j, tape.new(kept, tokens.itemsize, "image tokens", node))

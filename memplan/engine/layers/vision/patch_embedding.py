@@ -4,7 +4,7 @@ Variables live as in transformers 5.23. A pass has a row a tile, or one of all p
 
 from memplan.engine.layers.lora import adapted, cloned
 from memplan.engine.layers.modules import Pass, norm
-from memplan.engine.layers.vision.gemma4_tower import embed_by_position
+from memplan.engine.layers.vision.gemma4_tower import embed_by_position, embed_merged
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
@@ -25,6 +25,8 @@ def embed_patches(p: Pass, tower: Tower, pixels: Tensor, patches: int, images: i
     out = Dim("patches·h", p.rows * patches * tower.width)
     if tower.kind == "gemma4":
         return embed_by_position(p, tower, pixels, out)
+    if tower.kind == "gemma4_unified":
+        return embed_merged(p, tower, pixels, out)
     x = unfolded(p, tower, pixels, out) if part.linears else convolved(p, tower, pixels, out)
     if leaf and tower.kind in HOOKED:
         x = as_leaf(tape, x, keeps=tower.kind != "qwen2_vl")

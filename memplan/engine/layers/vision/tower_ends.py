@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from memplan.engine.layers.modules import Mode, Pass
-from memplan.engine.layers.vision.gemma4_tower import averaged_by_position
+from memplan.engine.layers.vision.gemma4_tower import averaged_by_position, picked_by_position
 from memplan.engine.layers.vision.idefics2_perceiver import perceived
 from memplan.engine.layers.vision.llava_tiles import adapted, anyres, averaged, connected, connected_held, patch_merger
 from memplan.engine.layers.vision.patch_embedding import embed_patches
@@ -23,6 +23,7 @@ from memplan.units import by_name
 PROJECTIONS: dict[str, Projection] = {
     **by_name(llava, anyres, adapted, averaged, connected, patch_merger, perceived, pooled, linear, shuffled, merged),
     "averaged by position": averaged_by_position,
+    "picked by position": picked_by_position,
     "connected, held": connected_held,
 }
 """A program for each ``Tower.projection``."""
@@ -104,7 +105,7 @@ def passes(plan: TowerPlan, made: Made[_P]) -> tuple[_P, _P, int]:
     patches = images.rows * images.columns
     projected = images.squares * tower.rule.tokens if tower.rule.kind == "anyres" else images.tokens
     tokens = made(plan.projector_mode, 1, count * projected)
-    if tower.runs[0].block.attention.packed:
+    if tower.runs and tower.runs[0].block.attention.packed:
         return made(plan.vision_mode, count, patches), tokens, count
     squares = count * images.squares
     return made(plan.vision_mode, squares, patches + tower.rule.extra_patches), tokens, squares

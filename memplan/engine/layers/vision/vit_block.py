@@ -146,8 +146,8 @@ FP32 = 4
 
 def rotary_tables(plan: TowerPlan) -> int:
     """cos and sin of every patch, which all blocks share."""
-    attention = plan.tower.runs[0].block.attention
-    if attention.rotary in ("none", "complex"):
+    attention = plan.tower.runs[0].block.attention if plan.tower.runs else None
+    if attention is None or attention.rotary in ("none", "complex"):
         return 0
     itemsize = plan.vision_mode.residual_itemsize if attention.rotary == "narrow" else FP32
     return 2 * patches_of(plan) * attention.head_dim * itemsize
@@ -161,6 +161,8 @@ def patches_of(plan: TowerPlan) -> int:
 def block_mask(plan: TowerPlan) -> int:
     """A mask of blocks, in the dtype of the residual stream, which all blocks share; or that of tiles that are filled
     up, which is of booleans but for eager attention."""
+    if not plan.tower.runs:
+        return 0
     if plan.images.masked and plan.mode.operators.attention != "flash":
         patches = plan.images.rows * plan.images.columns
         itemsize = plan.vision_mode.residual_itemsize if plan.mode.operators.attention == "eager" else 1
