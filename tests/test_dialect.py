@@ -585,3 +585,31 @@ def test_a_config_with_trls_keys_for_a_trainer_of_nobodys_is_unclear() -> None:
         found = check_file("loss.yaml", {**CARD, "model": "Qwen/Qwen2.5-7B"})
         assert found.fits == fits, found.text
         assert ("none of TRL's" in found.text) == (fits == "unclear")
+
+
+def test_adapters_of_an_option_leave_what_the_script_trains_beside_them() -> None:
+    line = f"{LLAVA_OF_4_37} --lora_enable True --lora_alpha 5 --lora_r "
+    open_ = check(f"{line}$1", "llava/train/train_mem.py")
+    assert "--lora-r" in open_.hint
+    assert open_.fits == "unclear"
+    asked = job(f"{line}$1", "llava/train/train_mem.py", lora={"r": 8})["lora"]
+    assert asked == job(f"{line}8", "llava/train/train_mem.py")["lora"]
+    assert (asked["modules_to_train"], asked["exclude_modules"]) == (["multi_modal_projector"], ["vision_tower"])
+
+
+def test_a_program_that_patches_attention_runs_flash_whatever_it_is_called() -> None:
+    Path("llava/train").mkdir(parents=True)
+    for text, attention in (
+        ("from x import replace_llama_attn_with_flash_attn\n\nreplace_llama_attn_with_flash_attn()\n", "flash"),
+        ("if args.flash:\n    replace_llama_attn_with_flash_attn()\n", "sdpa"),
+    ):
+        Path("llava/train/train_mem_moe.py").write_text(text)
+        assert job(LLAVA_OF_4_37, "llava/train/train_mem_moe.py")["attention"] == attention
+
+
+def test_what_shapes_a_tower_is_asked_about_with_the_model() -> None:
+    line = LLAVA_OF_4_37.replace("lmsys/vicuna-7b-v1.5", "$MODEL")
+    found = check(f"{line} --mm_spatial_pool_mode max", "llava/train/train_mem.py")
+    assert found.fits == "unclear"
+    assert "--model" in found.hint, found.text
+    assert "--without mm_spatial_pool_mode" in found.hint, found.hint

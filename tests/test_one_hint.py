@@ -320,3 +320,57 @@ def test_a_key_that_looks_like_another_is_left_out_in_the_first_hint() -> None:
     text = "deepspeed --num_gpus 8 train.py --model_name_or_path ./mine --num_train_epochs 1 --model_max_length 512"
     found = checked(f"{text} --per_device_train_batch_size 1 --num_experts 4 --train_modules wg\n", "run.sh")
     assert "--without num_experts,train_modules" in found.hint
+
+
+LLAMAFACTORY = "stage: sft\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\ncutoff_len: 512\ntemplate: qwen\nbf16: true\n"
+
+
+def test_a_config_of_another_machine_is_the_one_beside_the_script() -> None:
+    Path("conf").mkdir()
+    Path("conf/sft.yaml").write_text(f"{LLAMAFACTORY}finetuning_type: full\nper_device_train_batch_size: 3\n")
+    command = "llamafactory-cli train /home/me/recipes/sft.yaml\n"
+    found = checked(command, "conf/run.sh")
+    assert found.fits == "yes", found.text
+    assert found.job["batch_size"] == 3, found.text
+    assert any("conf/sft.yaml is taken for it" in each for each in found.warnings)
+    assert checked(command, "run.sh").fits == "error"  # of a folder that the command does not name
+
+
+def test_a_rank_that_is_a_variable_is_asked_for_alone(run: Run) -> None:
+    options = " ".join(f"--{line.replace(': ', ' ')}" for line in LLAMAFACTORY.splitlines())
+    found = checked(f"llamafactory-cli train {options} --lora_rank $1 --lora_target q_proj --lora_alpha 5\n", "run.sh")
+    assert found.fits == "unclear", found.text
+    assert found.hint.endswith('"bash run.sh …", or add --lora-r 16'), found.hint
+    lora = checked(Path("run.sh").read_text(), "run.sh", lora={"r": 16}).job["lora"]
+    assert (lora["r"], lora["alpha"], lora["targets"]) == (16, 5.0, ["q_proj"])
+
+
+def test_a_batch_that_is_halved_until_it_fits_is_an_options() -> None:
+    text = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 4096\nuse_peft: true\nauto_find_batch_size: true\n"
+    text += "bf16: true\nper_device_train_batch_size: 64\nlora_target_modules: all-linear\n"
+    found = checked(text, "a.yaml", method="sft")
+    assert found.fits == "unclear", found.text
+    assert "--batch-size 1" in found.hint, found.text
+    assert checked(text, "a.yaml", method="sft", batch_size=1).fits == "yes"
+    assert checked(text, "a.yaml", method="sft", batch_size=64).fits == "no"
+
+
+def test_a_loop_in_a_module_that_a_program_imports_is_its_own() -> None:
+    Path("mine/training").mkdir(parents=True)
+    Path("mine/train_sft.py").write_text("def main():\n    from mine.training.loop import run\n    run()\n")
+    Path("mine/training/loop.py").write_text("def run():\n    loss.backward()\n")
+    Path("sft.yaml").write_text("model:\n  name_or_path: Qwen/Qwen2.5-7B\ntrain:\n  batch_size: 2\n")
+    found = checked("python -m mine.train_sft --config sft.yaml\n", "run.sh")
+    assert (found.fits, found.hint) == ("unclear", "write its job in memplan's keys"), found.text
+    Path("mine/training/loop.py").write_text("def run():\n    SFTTrainer(model).train()\n    loss.backward()\n")
+    assert "--without" in checked("python -m mine.train_sft --config sft.yaml\n", "run.sh").hint
+
+
+def test_modules_that_are_trained_whole_and_not_modelled_can_be_left_out() -> None:
+    text = f"{LLAMAFACTORY}finetuning_type: lora\nadditional_target: embed_tokens,fuse_head\n"
+    found = checked(text, "a.yaml")
+    assert found.fits == "error"
+    assert "--set lora.modules_to_save=embed_tokens" in found.hint
+    left = checked(text, "a.yaml", lora={"modules_to_save": ["embed_tokens"]})
+    assert left.fits == "yes"
+    assert left.job["lora"]["modules_to_save"] == ["embed_tokens"]

@@ -233,6 +233,7 @@ def test_rows_that_come_as_tokens_are_cut_by_newer_trainers_alone(
         ("SFTTrainer(model=model, args=SFTConfig(max_length=512), train_dataset=data)", None),
         ("SFTTrainer(model=model, args=TrainingArguments('o'), max_seq_length=512, train_dataset=data)", "0.12"),
         ("SFTTrainer(model=model, args=SFTConfig(max_seq_length=512), train_dataset=data)", "0.19"),
+        ("SFTTrainer(model=model, args=SFTConfig(max_seq_length=512, use_liger=True), train_dataset=data)", "0.17"),
         ("SFTTrainer(model=model, args=SFTConfig(max_length=512), tokenizer=tokenizer)", "0.15"),
         ("DPOTrainer(model, args=DPOConfig(max_length=512, max_prompt_length=128))", "0.28"),
         ("#!pip install trl==0.17.0\nSFTTrainer(model=model, args=SFTConfig(max_length=512))", "0.17.0"),
@@ -242,6 +243,7 @@ def test_arguments_that_went_tell_the_version(tmp_path: Path, text: str, version
     given = read(tmp_path, f"{MODEL}t = {text}\nt.train()".replace("t = #", "#"))
     assert given.job.trainer_version == version
     assert version is None or given.origins["trainer_version"]
+    assert given.job.kernels == ("liger" if "use_liger" in text else "none")
 
 
 def test_preference_and_online_trainers_keep_their_models(tmp_path: Path) -> None:

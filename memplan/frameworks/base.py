@@ -121,20 +121,16 @@ class Keys:
     def text(self, key: str) -> str | None:
         """A word. Raises InvalidJob for a list or a mapping."""
         value = self._plain(key)
-        if value is None:
-            return None
         if isinstance(value, (list, Mapping)):
             raise self.settings.error(key, f"{short(value)!r} is not one word", "write one value")
-        return str(value).strip()
+        return None if value is None else str(value).strip()
 
     def flag(self, key: str) -> bool | None:
         """True or false. Raises InvalidJob for what is neither."""
         value = self._plain(key)
-        if value is None or isinstance(value, bool):
-            return value
         word = str(value).strip().lower()
-        if word in ("none", "null", ""):
-            return None
+        if isinstance(value, bool) or word in ("none", "null", ""):
+            return value if isinstance(value, bool) else None
         if word not in ("true", "yes", "on", "1", "false", "no", "off", "0", "t", "f", "y", "n"):
             raise self.settings.error(key, f"{short(value)!r} is neither true nor false", "write true or false")
         return word in ("true", "yes", "on", "1", "t", "y")
@@ -215,7 +211,10 @@ class Keys:
         """Set a job's key, of these keys of the file: where it came from is where the first of them that is there is,
         else the framework's default. Without keys it follows from what the file is."""
         said = next((key for key in keys if self.has(key)), None)
-        if said in self._open:
+        lora = job_key == "lora"
+        if rank := next((key for key in keys if lora and key in self._open and key.endswith(("_r", "rank"))), ""):
+            self._ask("lora.r", rank, None)  # the rest of the adapters is known
+        elif said in self._open:
             self._ask(job_key, said or "", value)
             return
         if said is not None or not keys:

@@ -172,7 +172,7 @@ def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
     doubts = sorted((each for each in given.unread if each.decides), key=lambda each: not each.asks)
     first = next((each for each in doubts if each.asks == "model" or not unnamed), None)
     if first:
-        return NotKnown(f"{first.text}; without that {error.message}", one_hint(doubts))
+        return NotKnown(f"{first.text}; without that {error.message}", one_hint(doubts) or error.hint)
     return NotKnown(error.message, model_hint(doubts, error.hint)) if unnamed else error
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memplan.errors import InvalidJob, MemplanError
+from memplan.errors import InvalidJob
 from memplan.frameworks import documents
 from memplan.frameworks.asking import SHELLS, WRITE
 from memplan.frameworks.documents import Document, Settings
@@ -113,10 +113,11 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", hint)
     said = settings.paths.get(f"{settings.prefix}{key}", settings.path)  # an option over a file is its command's
     path = found_at(said, name) or found_at(settings.path, name)
-    away = path is None and name.startswith("/")  # another machine's: its last parts may lie here, two at least
+    away = path is None and name.startswith("/")  # another machine's: its last parts may lie here; one beside the file
     if away:
         parts = name[1:].split("/")
-        ends = ("/".join(parts[place:]) for place in range(max(0, len(parts) - MOST_PARTS), len(parts) - 1))
+        least = 1 if (Path(settings.path).parent / parts[-1]).is_file() else 2
+        ends = ("/".join(parts[place:]) for place in range(max(0, len(parts) - MOST_PARTS), len(parts) - least + 1))
         path = next(filter(None, (found_at(settings.path, end) for end in ends)), None)
     if path is not None:
         shown = os.path.relpath(path)
@@ -136,18 +137,28 @@ _BACKWARD, _TRAINER = re.compile(r"^.*\.backward\(", re.MULTILINE), re.compile(r
 
 
 def own_loop(path: str, program: str) -> str:
-    """Where a program that a script starts, and that lies here, runs a training loop of its own; empty elsewhere."""
-    name = program_at(path, program)
-    if not name:
+    """Where a program that a script starts, or a module that it imports, runs a training loop of its own, as far as
+    they lie here; empty elsewhere."""
+    own = _lying(path, [program_at(path, program)])
+    modules = [each for text in own.values() for each, _ in _IMPORTS.findall(text) if each]
+    texts = own | _lying(path, [program_at(path, each) for each in modules])
+    if any(_TRAINER.search(text) for text in texts.values()):
         return ""
-    try:
-        document = open_reference(Settings(path, {}), "program", name)
-    except MemplanError:
-        return ""
-    found = None if _TRAINER.search(document.text) else _BACKWARD.search(document.text)
-    return f"{document.path}, line {document.text.count(chr(10), 0, found.start()) + 1}" if found else ""
+    for here, text in texts.items():
+        if found := _BACKWARD.search(text):
+            return f"{os.path.relpath(here)}, line {text.count(chr(10), 0, found.start()) + 1}"
+    return ""
 
 
+def _lying(path: str, names: list[str]) -> dict[Path, str]:
+    """Those of these files that lie here, and their text."""
+    found = (found_at(path, name) for name in names if name)
+    return {
+        each: each.read_text("utf-8", "replace") for each in found if each and each.stat().st_size <= MOST_OF_A_TEXT
+    }
+
+
+MOST_OF_A_TEXT = 1024 * 1024
 _IMPORTS = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)|import[ \t]+([\w., \t]+))", re.MULTILINE)
 _STARTS = re.compile(r"\bos\.(?:system|exec|spawn|popen)|\b(?:exec|__import__)\(")
 _PLAIN = ({*sys.stdlib_module_names} - {"subprocess", "runpy", "importlib", "multiprocessing", "pty"}) | {"yaml"}

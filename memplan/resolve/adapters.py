@@ -234,7 +234,9 @@ def _check_saved(lora: Lora, spec: ModelSpec, notes: Notes) -> None:
         if name in elsewhere(spec.family):
             notes.remark(f"lora.modules_to_save: {spec.family} has no {name}, which PEFT passes over")
         elif name not in known:
-            raise InvalidJob(f"lora.modules_to_save: {name!r} is not modelled", "modelled: " + " and ".join(known))
+            rest = ",".join(each for each in lora.modules_to_save if each in known) or "null"
+            hint = f"modelled: {' and '.join(known)}; or add --set lora.modules_to_save={rest}, if the rest is small"
+            raise InvalidJob(f"lora.modules_to_save: {name!r} is not modelled", hint)
     if lora.modules_to_save and spec.head_is_tied:
         notes.assume("modules_to_save: the trained copy is no longer tied (peft 0.21, ensure_weight_tying=False)")
 

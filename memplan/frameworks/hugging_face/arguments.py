@@ -63,12 +63,9 @@ def read_arguments(keys: Keys) -> None:
     _wrapping(keys)
     read_rows(keys)
     keys.warn_on(NOT_MODELLED, "1")
-    if keys.flag("auto_find_batch_size"):
-        where, why = (
-            keys.settings.where("auto_find_batch_size"),
-            "the batch size that is written is halved until it fits",
-        )
-        keys.draft.bound("auto_find_batch_size", where, why, "batch")
+    if keys.flag("auto_find_batch_size") and "batch_size" not in keys.draft.given:
+        where, why = keys.settings.where("auto_find_batch_size"), "the batch that is written is halved until it fits"
+        keys.draft.bound("auto_find_batch_size", where, why, "batch", "batch_size")
     if keys.flag("use_cpu") or keys.flag("no_cuda"):
         keys.remark("the training runs on the CPU", "use_cpu")
 

@@ -123,7 +123,7 @@ def _mode(dialect: Dialect) -> bool | None:
 def _parts(dialect: Dialect, rank: str) -> dict[str, Any] | None:
     """The adapter's own settings."""
     keys = dialect.keys
-    if "lora" in keys.draft.given:
+    if "lora" in keys.draft.given and not keys.draft.options.get("lora"):
         return None
     lora: dict[str, Any] = {"r": keys.whole(rank)} if rank and keys.whole(rank) else {}
     if not lora:
@@ -254,14 +254,16 @@ def _with_flash(dialect: Dialect) -> bool:
     variant = dialect.program.endswith("_mem.py")
     program = found_at(here, program_at(here, dialect.program)) if variant or dialect.script else None
     text = _COMMENT.sub("", program.read_text("utf-8", "replace")) if program else ""
-    if not variant:
+    patched = (_PATCH if variant else _PATCHES).findall(text[:10_000])
+    if not (variant or patched):
         return _LITERAL.search(text) is not None
     name = str(keys.draft.options.get("model") or keys.get("model_name_or_path") or "").lower()
-    patched = _PATCH.findall(text[:10_000])
     own = any(family in name or (family == "llama" and _OF_LLAMA.search(name)) for family in patched)
     return own or (not patched and (not text or "flash" in text))
 
 
+_PATCHES = re.compile(r"^replace_(\w+?)_attn_with_flash\w*\(", re.MULTILINE)
+"""Of any program, whatever its options say: train_mem_moe.py beside train_mem.py."""
 _LITERAL = re.compile(r"""attn_implementation["']?\s*[=:]\s*["']flash_attention_2""")
 
 

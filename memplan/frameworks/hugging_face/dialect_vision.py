@@ -210,7 +210,8 @@ def read_model(dialect: Dialect) -> None:
     apart = dialect.script is not None and dialect.script.tower_apart
     projector = str(keys.settings.values.get("mm_projector_type") or "")
     pair = together(*words, projector) if tower and apart else None
-    for key in keys.settings.values if pair else ():
+    behind = apart and not given and together(SUCH["model"], words[1], projector)
+    for key in keys.settings.values if pair or behind else ():
         if PARTS.search(key) and key not in (*HARMLESS, *TOWERS) and not any(key in known for known in NAMES.values()):
             keys.warn(key, decides="model")
     if pair:
@@ -223,7 +224,6 @@ def read_model(dialect: Dialect) -> None:
     key = _sees(dialect)
     named = keys.draft.options.get("model") if given else key and (alike(words[0]) or words[0])
     blind = not pair and reads_text_alone(named)
-    behind = apart and not given and together(SUCH["model"], words[1], projector)
     lost = bool(tower) and (blind or not (pair or given))
     if tower:  # one that a language model's name stands beside is asked about as if it were there
         dialect.tower = UNKNOWN if lost and (name or not behind) else tower

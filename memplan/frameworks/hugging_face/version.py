@@ -24,6 +24,7 @@ SIGNS: tuple[tuple[str, str, str, str], ...] = (
     ("trl", "trainer", "tokenizer", "0.15"),
     ("trl", "args", "evaluation_strategy", "0.11"),
     ("trl", "args", "max_seq_length", "0.19"),
+    ("trl", "args", "use_liger", "0.17"),
     ("trl", "args", "max_prompt_length", "0.28"),
     ("trl", "args", "vllm_device vllm_dtype", "0.17"),
     ("trl", "model", "torch_dtype", "0.22"),
@@ -36,8 +37,8 @@ SIGNS: tuple[tuple[str, str, str, str], ...] = (
 """Arguments that went, or were written otherwise later: of whom, where they stand, and the last version that had them.
 
 trl 0.9 to 1.16 trainer/*.py (tokenizer: processing_class since 0.12, gone in 0.16; max_seq_length: gone in 0.20;
-vllm_device: gone in 0.18; 0.26 is the last before transformers 5), transformers 4.41 (eval_strategy) to 5.0
-training_args.py; ``torch_dtype`` is ``dtype`` since 4.56, and still taken: a pin is stronger than it."""
+use_liger and vllm_device: gone in 0.18; 0.26 is the last before transformers 5), transformers 4.41 (eval_strategy) to
+5.0 training_args.py; ``torch_dtype`` is ``dtype`` since 4.56, and still taken: a pin is stronger than it."""
 STILL_TAKEN = ("torch_dtype",)
 SINCE = words("eval_strategy use_liger_kernel dtype eval_on_start")
 """Arguments that came after the versions that scripts pin."""

@@ -11,6 +11,7 @@ from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.hugging_face.arguments import FIELDS
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
+from memplan.frameworks.hugging_face.version import SIGNS
 from memplan.frameworks.local_models import is_folder
 from memplan.frameworks.programs.values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
@@ -55,6 +56,7 @@ SEQ2SEQ = words("generation_max_length generation_num_beams generation_config so
 
 LIBRARY = FIELDS | HARMLESS | MARKS | {key for keys in METHOD_KEYS.values() for key in keys} | {*TRAINER, *ASKS}
 LIBRARY |= {key for row in METHODS.values() for key in row}
+LIBRARY |= {key for of, place, signs, _ in SIGNS if (of, place) == ("trl", "args") for key in signs.split()}
 """Arguments of the libraries' own: what a program adds to them, it reads itself."""
 
 
