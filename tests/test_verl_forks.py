@@ -587,3 +587,39 @@ def test_the_defaults_of_an_easy_r1_beside_are_its_own(tmp_path: Path) -> None:
     assert own.rollout is not None
     assert (usual.padded, usual.rollout.gpu_memory_utilization, usual.method) == (False, 0.6, "grpo")
     assert (own.padded, own.rollout.gpu_memory_utilization, own.method) == (True, 0.5, "rloo")
+
+
+FORWARD = """class Actor:
+    def forward(self, sequences):
+        output = self.model(sequences)
+        return log_probs_from_logits(output["logits"], sequences)
+"""
+STEP = """class ActorPPOTrainer:
+    def training_step(self, experience):
+        action_log_probs, output = self.actor(experience.sequences, return_output=True)
+        self.strategy.backward(loss, self.actor, self.actor_optim)
+        if self.pretrain_dataloader is not None:
+            output = self.actor(inputs, return_output=True)
+"""
+GROUPS = "def train(args):\n    critic_model = PPORayActorGroup(1)\n    ref_model = PPORayActorGroup(1)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("models/actor.py", FORWARD, {}),
+        ("models/actor.py", f"{FORWARD}        p = F.softmax(output['logits'], -1)\n".replace("return", "x ="), "loss"),
+        ("trainer/ray/ppo_actor.py", STEP, {}),
+        ("trainer/ray/ppo_actor.py", STEP.replace("self.strategy.backward", "self.note"), "activations"),
+        ("cli/train_ppo_ray.py", GROUPS, {}),
+        ("cli/train_ppo_ray.py", f"{GROUPS}    teacher_model = PPORayActorGroup(1)\n", "model"),
+        ("cli/train_ppo_ray.py", f"{GROUPS}    if args.teacher:\n        teacher_model = PPORayActorGroup(1)\n", {}),
+    ],
+)
+def test_a_copy_of_openrlhf_that_does_more(tmp_path: Path, name: str, code: str, told: str) -> None:
+    """Its logits, its passes before a backward, its groups of workers; what an option asks for that is not given, and
+    what the original does too, is nobody's."""
+    place = tmp_path / "OpenRLHF" / "openrlhf" / name
+    place.parent.mkdir(parents=True)
+    place.write_text(code)
+    assert set(deciding(read(tmp_path, RLHF)).values()) == set([told] if told else [])

@@ -40,10 +40,12 @@ def replicas(job: Job, split: Split) -> int:
                 f"fsdp.replicate: {copies} with sharding_strategy {given.sharding_strategy or 'FULL_SHARD'}",
                 "use sharding_strategy: HYBRID_SHARD",
             )
-    if job.num_gpus % copies:
+    ranks = job.num_gpus // (job.tensor_parallel * job.pipeline_parallel) or 1
+    if ranks % copies:
+        of = f"num_gpus {job.num_gpus}" if ranks == job.num_gpus else f"the {ranks} ranks beside tensors and stages"
         raise InvalidJob(
-            f"fsdp.replicate: {copies} does not divide num_gpus {job.num_gpus}",
-            f"use {next(n for n in range(min(copies, job.num_gpus), 0, -1) if job.num_gpus % n == 0)}",
+            f"fsdp.replicate: {copies} does not divide {of}",
+            f"use {next(n for n in range(min(copies, ranks), 0, -1) if ranks % n == 0)}",
         )
     if copies == job.num_gpus > 1:
         raise InvalidJob(

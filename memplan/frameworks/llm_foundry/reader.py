@@ -173,8 +173,9 @@ def _adapter(keys: Keys) -> None:
         listed = ("all-linear",)
     lora: dict[str, object] = {"r": keys.whole(f"{at}r") or 8, "targets": lora_targets(listed)}
     lora |= {"alpha": keys.number(f"{at}lora_alpha"), "dropout": keys.number(f"{at}lora_dropout") or 0.0}
+    lora |= {"dora": True} if keys.flag(f"{at}use_dora") else {}
     keys.put("lora", lora, parts[0])
-    for name in ("use_dora", "modules_to_save", "bias"):
+    for name in ("modules_to_save", "bias"):
         if keys.is_on(f"{at}{name}"):
             keys.warn(f"{at}{name}", "adapters are counted without it", "adapters")
 

@@ -8,6 +8,7 @@ import re
 from memplan.errors import InvalidJob
 from memplan.frameworks import processes
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.copies import OPENRLHF
 from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import put
@@ -17,6 +18,7 @@ from memplan.frameworks.openrlhf.attention import read_attention, read_old_head
 from memplan.frameworks.openrlhf.keys import PROGRAMS
 from memplan.frameworks.openrlhf.rollout import critic_apart, read_engine, read_scoring
 from memplan.frameworks.openrlhf.write import write
+from memplan.frameworks.own_copies import warn_own_code
 from memplan.frameworks.own_words.names import OTHERS, bound_images, lora_targets
 from memplan.frameworks.shell.reader import Command, options_of
 from memplan.units import ceil_div
@@ -129,6 +131,10 @@ def read_arguments(keys: Keys, program: str) -> None:
         if value is True or value not in (None, False, 1, keys.defaults.get(key)):
             keys.warn(key, why)
     others = {key for key in keys.settings.values if key.startswith(table.FAMILIES)}
+    if program == "ppo_ray":
+        known = {*keys.defaults, *table.HARMLESS, *table.OF_THE_MODEL, *others}
+        named = {key.rpartition(".")[2]: key for key in keys.settings.values if key not in known}
+        keys.skip(*warn_own_code(keys, OPENRLHF, named, "algo.advantage.estimator", ""))
     keys.close(table.HARMLESS | table.OF_THE_MODEL | others)
 
 

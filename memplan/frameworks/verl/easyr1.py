@@ -4,13 +4,15 @@ Source: hiyouga/EasyR1 0.3.2 verl/workers/actor/config.py, critic/config.py, tra
 workers/actor/dp_actor.py (dynamic_batching: a micro-batch holds as many tokens as its sequences would at full length).
 """
 
+import ast
 import re
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+from memplan.frameworks.copies import in_copy
 from memplan.frameworks.documents import Settings, words
-from memplan.frameworks.verl.forks import in_copy
 from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
-from memplan.frameworks.verl.own_code import fields_of
 from memplan.tables.texts import settings_in
 from memplan.units import pairs_of
 
@@ -95,6 +97,27 @@ UNUSED = words("worker.actor.model.model_path worker.rollout.max_num_seqs")
 """Of no model, and none that its engine is given."""
 OPTIMIZERS = {"adamw": "AdamW"}
 HALF = ("bf16", "bfloat16")
+
+
+class Field(NamedTuple):
+    """A field of a class of settings, with a plain default."""
+
+    of: str
+    name: str
+    value: Any
+
+
+def fields_of(text: str) -> Iterator[Field]:
+    """Of a module's classes; none where it is no Python."""
+    try:
+        classes = [each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)]
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for each in classes:
+        for line in each.body:
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                with suppress(ValueError, TypeError, SyntaxError):
+                    yield Field(each.name, line.target.id, ast.literal_eval(line.value) if line.value else None)
 
 
 def own_defaults(path: str) -> dict[str, Any]:

@@ -1,29 +1,8 @@
-"""What the code of a verl that lies in the project says: where it lies, and whether it has a critic."""
+"""What the code of a verl that lies in the project says: whether it has a critic."""
 
 import re
-from pathlib import Path
 
-from memplan.frameworks.documents import words
-from memplan.frameworks.following import found_at
-from memplan.frameworks.sourced import project_of
-
-AMONG_OTHERS = words("external third_party 3rdparty src lib libs packages deps vendor submodules")
-"""Folders of a project that have others' code, or all of it."""
-
-
-def in_copy(path: str, name: str) -> str:
-    """The text of a file of the verl that lies in the project, its package or its repository, whose folder may have a
-    version in its name (``verl-0.4.x``) and lie among others' (``external/verl``); empty where none does."""
-    here = Path(path).resolve().parent
-    roots = [here, *(each for each in here.parents if each.is_relative_to(project_of(here)))]
-    found = ((at, each) for root in roots for at in ("", *AMONG_OTHERS) for each in (root / at).glob("verl*"))
-    copies = sorted(
-        {f"{at}/{each.name}".lstrip("/") for at, each in found if each.is_dir()}, key=lambda each: each.count("/")
-    )
-    names = (name, *(f"{copy}/{name}" for copy in copies), *(f"{at}/{name}" for at in AMONG_OTHERS))
-    place = next(filter(None, (found_at(path, each) for each in names)), None)
-    return place.read_text(encoding="utf-8", errors="replace") if place else ""
-
+from memplan.frameworks.copies import in_copy
 
 _CRITIC = re.compile(r"self\.use_critic = (True|False)")
 

@@ -1,33 +1,32 @@
-"""What the code of a verl that lies in the project does that verl's does not: more of logits, more passes through the
-model, models of its own, an entropy where verl has none. Its conditions are followed by the names in them.
+"""What the code of a framework that lies in the project does that the framework's does not: more of logits, more passes
+through the model, models of its own, an entropy where it has none. Its conditions are followed by the names in them.
 
-Source of what is verl's own: verl 0.1 to 0.7 workers/actor/dp_actor.py, workers/fsdp_workers.py,
-trainer/ppo/ray_trainer.py; EasyR1 0.1 to 0.3."""
+Source of what is theirs: verl 0.1 to 0.7 workers/actor/dp_actor.py, workers/fsdp_workers.py,
+trainer/ppo/ray_trainer.py; EasyR1 0.1 to 0.3; OpenRLHF 0.3 to 0.11 models/actor.py, trainer/ray/ppo_actor.py,
+trainer/ppo_trainer.py, cli/train_ppo_ray.py."""
 
 import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from memplan.frameworks.copies import VERL, Places, in_copy
 from memplan.frameworks.documents import words
-from memplan.frameworks.verl.forks import in_copy
 
-ACTOR = "verl/workers/actor/dp_actor.py"
-WORKERS = "verl/workers/fsdp_workers.py"
-TRAINERS = ("verl/trainer/ppo/ray_trainer.py", "verl/trainer/ray_trainer.py")
-FORWARD, UPDATE, SCORE = "_forward_micro_batch", "update_policy", "compute_log_prob"
 _MADE = re.compile(
     r"(?:log_?probs|(?:compute_)?entropy|\w*sum_pi_squared)_from_logits"
     r"(?:_v2|_with_chunking|_response|_(?:all|response)_rmpad)?|checkpoint|arg_?max|top_?k|print|len|isinstance|del_?\w*"
+    r"|compute_entropy|gather_and_pad_tensor"
 )
-_PLAIN = re.compile(r"(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?")
+_PLAIN = re.compile(
+    r"(?:(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?|\w+(?:\.logits|\['logits'\]))(?:\[[^\]]*\])?"
+)
 _COPIES = words("softmax log_softmax float clone expand exp repeat repeat_interleave")
-_OF_VERL = words(
+_THEIRS = words(
     """self config get use_remove_padding padding_free use_fused_kernels calculate_entropy is_mask_all_zero
     entropy_checkpointing calculate_sum_pi_squared use_dynamic_bsz use_kl_loss hybrid_engine use_reference_policy
-    use_critic use_rm None True False"""
+    use_critic use_rm return_entropy None True False"""
 )
 """Names in conditions that say nothing, or hold for what is counted anyway."""
 MOST_DEEP = 3
@@ -36,14 +35,15 @@ _LAYOUT = words("self config use_remove_padding padding_free use_fused_kernels")
 """Names in conditions about rows, not about what is made of them."""
 _MAKES_ENTROPY = re.compile(r"entropy_from_logits\w*$")
 _LOOKS = words(
-    "isinstance hasattr getattr type print len id next clip_grad_norm_ fsdp2_clip_grad_norm_ summon_full_params"
+    """isinstance hasattr getattr type print len id next clip_grad_norm_ fsdp2_clip_grad_norm_ summon_full_params
+    backward optimizer_step moving_average get_grad_norm"""
 )
 """Functions that are handed a module and run it not."""
 _ROLES = words(
     """actor rollout actor_rollout actor_rollout_ref ref critic rm reward actor_role role Role str Actor Rollout
-    ActorRollout ActorRolloutRef Critic RefPolicy RewardModel Env reward_model"""
+    ActorRollout ActorRolloutRef Critic RefPolicy RewardModel Env reward_model actor_model ref_model critic_model"""
 )
-"""verl's own groups of workers."""
+"""Their own groups of workers."""
 
 
 class Seen(NamedTuple):
@@ -75,27 +75,6 @@ class Seen(NamedTuple):
         )
 
 
-class Field(NamedTuple):
-    """A field of a class of settings, with a plain default."""
-
-    of: str
-    name: str
-    value: Any
-
-
-def fields_of(text: str) -> Iterator[Field]:
-    """Of a module's classes; none where it is no Python."""
-    try:
-        classes = [each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)]
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    for each in classes:
-        for line in each.body:
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                with suppress(ValueError, TypeError, SyntaxError):
-                    yield Field(each.name, line.target.id, ast.literal_eval(line.value) if line.value else None)
-
-
 class Found(NamedTuple):
     """Where it stands, and which setting that is on asks for it, if one does."""
 
@@ -105,43 +84,48 @@ class Found(NamedTuple):
 
 def code_of(path: str, *names: str) -> list[Seen]:
     """What a file of the copy calls and assigns, the first of these names that is here; nothing where none is."""
+    package = names[0].partition("/")[0]
     try:
-        return list(_seen(ast.parse(next(filter(None, (in_copy(path, name) for name in names)), ""))))
+        return list(_seen(ast.parse(next(filter(None, (in_copy(path, name, package) for name in names)), ""))))
     except (SyntaxError, ValueError, RecursionError):
         return []
 
 
-def own_head(actor: Sequence[Seen], said: Collection[str]) -> Found | None:
-    """Where the actor makes more of whole logits than verl's; ``said``: names of settings that are on."""
+def own_head(of: Places, actor: Sequence[Seen], said: Collection[str]) -> Found | None:
+    """Where the actor makes more of whole logits than the framework's; ``said``: names of settings that are on."""
     for each in actor:
         asked = sorted(each.tests & set(said))
-        if _is_dear(each) and (asked or (each.method == FORWARD and each.tests <= _OF_VERL)):
-            return Found(f"{ACTOR}, line {each.node.lineno}", "".join(asked[:1]))
+        if _is_dear(each) and (asked or (each.method == of.forward and each.tests <= _THEIRS)):
+            return Found(f"{of.actor}, line {each.node.lineno}", "".join(asked[:1]))
     return None
 
 
-def own_pass(actor: Sequence[Seen], said: Collection[str], program: str) -> Found | None:
-    """Where the update runs the model more often than verl's, once a micro-batch: itself, by a function that it hands
-    the model to, or twice over."""
-    reached: dict[str, tuple[ast.expr, ...]] = {UPDATE: ()}  # methods that the update calls, and under what
+def own_pass(of: Places, actor: Sequence[Seen], said: Collection[str], program: str, name: str = "") -> Found | None:
+    """Where the update runs the model more often than the framework's, once a micro-batch: itself, by a function that
+    it hands the model to, or twice before a backward. ``actor``: what the file ``name`` calls."""
+    reached: dict[str, tuple[ast.expr, ...]] = dict.fromkeys(of.update, ())  # what the update calls, and under what
     for _ in {each.method for each in actor}:
         for each in (each for each in actor if each.method in reached and each.calls.startswith("self.")):
             reached.setdefault(each.calls.removeprefix("self."), reached[each.method] + each.conditions)
     update = [each._replace(conditions=each.conditions + reached[each.method]) for each in actor
-              if each.method in reached and each.method not in (FORWARD, SCORE)]  # fmt: skip
-    passes = [each for each in update if each.calls == f"self.{FORWARD}"]
-    own = [each for each in update if _runs(each)]
-    own += [two for one, two in combinations(passes, 2) if one.method == two.method and not _apart(one, two)]
-    return next(filter(None, (_asked(each, actor, said, program, ACTOR) for each in own)), None)
+              if each.method in reached and each.method not in (of.forward, of.score)]  # fmt: skip
+    passes = [each for each in update if each.calls == of.passes]
+    own = [each for each in update if _runs(of, each)]
+    ends = [each.node.lineno for each in update if each.calls.rpartition(".")[2] == "backward"]
+    own += [two for one, two in combinations(passes, 2) if one.method == two.method and not _apart(one, two, ends)]
+    return next(filter(None, (_asked(each, actor, said, program, name or of.actor) for each in own)), None)
 
 
-def own_role(trainer: Sequence[Seen], said: Collection[str], program: str) -> tuple[str, Found] | None:
-    """A group of workers that verl does not have, and where it is made."""
+def own_role(of: Places, trainer: Sequence[Seen], said: Collection[str], program: str) -> tuple[str, Found] | None:
+    """A group of workers that the framework does not have, and where it is made."""
     for each in trainer:
-        for target in each.node.targets if isinstance(each.node, ast.Assign) else ():
-            role = _names(target.slice) - _ROLES if isinstance(target, ast.Subscript) else frozenset()
-            if role and "resource_pool_to_cls[" in ast.unparse(target):
-                found = _asked(each, trainer, said, program, TRAINERS[0])
+        if not isinstance(each.node, ast.Assign):
+            continue
+        for target in each.node.targets:
+            role = _names(target.slice if isinstance(target, ast.Subscript) else target) - _ROLES
+            made = each.node.value.func if isinstance(each.node.value, ast.Call) else ast.Name("")
+            if role and of.workers.search(f"{ast.unparse(target)} = {ast.unparse(made)}("):
+                found = _asked(each, trainer, said, program, of.trainers[0])
                 if found:
                     return min(role), found
     return None
@@ -151,11 +135,11 @@ def own_entropy(actor: Sequence[Seen], workers: Sequence[Seen]) -> tuple[bool, s
     """Whether there is an entropy beside a rollout's scores, and what one in the update is (``entropy`` of a job; empty
     for none), whatever is set: because a pass has it always, or because it is asked for."""
     always = any(
-        each.method == FORWARD and _MAKES_ENTROPY.search(each.calls) and each.tests <= _LAYOUT for each in actor
+        each.method == VERL.forward and _MAKES_ENTROPY.search(each.calls) and each.tests <= _LAYOUT for each in actor
     )
-    scored = (each for each in workers if each.calls == f"self.actor.{SCORE}")
-    update = (each for each in actor if (each.method, each.calls) == (UPDATE, f"self.{FORWARD}"))
-    asked = any(_with_entropy(each) for each in update if each.tests <= _OF_VERL)
+    scored = (each for each in workers if each.calls == f"self.actor.{VERL.score}")
+    update = (each for each in actor if (each.method, each.calls) == (VERL.update[0], VERL.passes))
+    asked = any(_with_entropy(each) for each in update if each.tests <= _THEIRS)
     return always or any(map(_with_entropy, scored)), "loss" if always else "metric" if asked else ""
 
 
@@ -168,7 +152,7 @@ def _asked(seen: Seen, code: Sequence[Seen], said: Collection[str], program: str
     """Whether it may be run: its switches are settings that are on, their values (``=dual``) or the program's words."""
     meant = [(ast.unparse(target), each.node.value) for each in code if isinstance(each.node, ast.Assign)
              for target in each.node.targets]  # fmt: skip
-    switches = frozenset().union(*(_switches(each, meant, MOST_DEEP) for each in seen.conditions)) - _OF_VERL - _ROLES
+    switches = frozenset().union(*(_switches(each, meant, MOST_DEEP) for each in seen.conditions)) - _THEIRS - _ROLES
     asked = switches & set(said)
     if all(re.search(rf"[\"'.]{re.escape(each)}\b", program) for each in switches - asked):
         return Found(f"{name}, line {seen.node.lineno}", "".join(sorted(asked)[:1]))
@@ -188,7 +172,7 @@ def _switches(test: ast.expr, meant: Sequence[tuple[str, ast.expr]], deep: int) 
             named = each.args[:2]
         elif isinstance(each, ast.Subscript):
             named = [each.slice]
-        elif isinstance(each, ast.Attribute) and re.search(r"(?:config|Role)$", ast.unparse(each.value)):
+        elif isinstance(each, ast.Attribute) and re.search(r"(?:config|Role|\bargs)$", ast.unparse(each.value)):
             found.add(each.attr)
         elif isinstance(each, ast.Name | ast.Attribute) and deep:
             values = (value for name, value in meant if name == ast.unparse(each))
@@ -201,16 +185,19 @@ def _word(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _runs(seen: Seen) -> bool:
+def _runs(of: Places, seen: Seen) -> bool:
     """Whether it is a pass through the actor's module, or hands that to a function which may be one."""
-    handed = "self.actor_module" in map(ast.unparse, seen.given) and seen.calls.rpartition(".")[2] not in _LOOKS
-    return handed or seen.calls == "self.actor_module"
+    handed = of.module in map(ast.unparse, seen.given) and seen.calls.rpartition(".")[2] not in _LOOKS
+    return handed or seen.calls == of.module != of.passes
 
 
-def _apart(one: Seen, two: Seen) -> bool:
-    """Whether at most one of two calls is made: on two sides of a condition."""
+def _apart(one: Seen, two: Seen, ends: Collection[int]) -> bool:
+    """Whether at most one of two calls is made, on two sides of a condition, or the first's graph is gone before the
+    second. ``ends``: lines of backwards."""
     sides = dict(one.branches)
-    return any(sides.get(line, side) != side for line, side in two.branches)
+    return any(one.node.lineno < end < two.node.lineno for end in ends) or any(
+        sides.get(line, side) != side for line, side in two.branches
+    )
 
 
 def _seen(node: ast.AST, at: Seen | None = None) -> Iterator[Seen]:
@@ -244,10 +231,7 @@ def _is_dear(seen: Seen) -> bool:
         value = seen.node.value
         return isinstance(value, ast.BinOp) and bool(_PLAIN.fullmatch(ast.unparse(value.left)))
     of, _, name = seen.calls.rpartition(".")
-    logits = [
-        each.id
-        for each in seen.given
-        if isinstance(each, ast.Name) and "logits" in each.id and "from_logits" not in each.id
-    ]
+    plain = (ast.unparse(each) for each in seen.given if isinstance(each, ast.Name | ast.Attribute | ast.Subscript))
+    logits = [each for each in plain if re.search(r"\blogits|logits\b", each) and "from_logits" not in each]
     strange = not _MADE.fullmatch(name) or not all(map(_PLAIN.fullmatch, logits))
     return (bool(logits) and strange) or ("logits" in of and of.isidentifier() and name in _COPIES)

@@ -1,0 +1,76 @@
+"""A framework's code that lies in the project: where it lies, and where in it stands what memory holds."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from memplan.frameworks.documents import words
+from memplan.frameworks.following import found_at
+from memplan.frameworks.sourced import project_of
+
+AMONG_OTHERS = words("external third_party 3rdparty src lib libs packages deps vendor submodules")
+"""Folders of a project that have others' code, or all of it."""
+
+
+def in_copy(path: str, name: str, package: str = "verl") -> str:
+    """The text of a file of the framework that lies in the project, its package or its repository, whose folder may
+    have a version in its name (``verl-0.4.x``) and lie among others' (``external/verl``); empty where none does."""
+    here = Path(path).resolve().parent
+    roots = [here, *(each for each in here.parents if each.is_relative_to(project_of(here)))]
+    named = "".join(f"[{letter}{letter.upper()}]" for letter in package) + "*"
+    found = ((at, each) for root in roots for at in ("", *AMONG_OTHERS) for each in (root / at).glob(named))
+    copies = sorted(
+        {f"{at}/{each.name}".lstrip("/") for at, each in found if each.is_dir()}, key=lambda each: each.count("/")
+    )
+    names = (name, *(f"{copy}/{name}" for copy in copies), *(f"{at}/{name}" for at in AMONG_OTHERS))
+    place = next(filter(None, (found_at(path, each) for each in names)), None)
+    return place.read_text(encoding="utf-8", errors="replace") if place else ""
+
+
+class Places(NamedTuple):
+    """Where a framework makes what memory holds of a policy."""
+
+    actor: str
+    """The file with its forward."""
+    trainers: tuple[str, ...]
+    """Files that may have all its workers."""
+    forward: str
+    """The method that makes log-probabilities of logits."""
+    update: tuple[str, ...]
+    """Methods that train the policy."""
+    score: str
+    passes: str
+    """What is called for a pass of the update."""
+    module: str
+    workers: re.Pattern[str]
+    """What is assigned where a group of workers is made."""
+    updates: tuple[str, ...] = ()
+    """Files with the update; the actor's own, where none is named."""
+
+    @property
+    def package(self) -> str:
+        """The folder of its code."""
+        return self.actor.partition("/")[0]
+
+
+VERL = Places(
+    "verl/workers/actor/dp_actor.py",
+    ("verl/trainer/ppo/ray_trainer.py", "verl/trainer/ray_trainer.py"),
+    "_forward_micro_batch",
+    ("update_policy",),
+    "compute_log_prob",
+    "self._forward_micro_batch",
+    "self.actor_module",
+    re.compile(r"resource_pool_to_cls\[.* = "),
+)
+OPENRLHF = Places(
+    "openrlhf/models/actor.py",
+    ("openrlhf/cli/train_ppo_ray.py",),
+    "forward",
+    ("training_step", "training_step_actor"),
+    "generate",
+    "self.actor",
+    "self.actor",
+    re.compile(r"ActorGroup\($"),
+    ("openrlhf/trainer/ray/ppo_actor.py", "openrlhf/trainer/ppo_trainer.py"),
+)
