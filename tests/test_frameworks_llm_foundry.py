@@ -170,10 +170,10 @@ def test_own_layers_are_counted_from_above_as_gpt2s(tmp_path: Path) -> None:
 
 def test_adapters(tmp_path: Path) -> None:
     lora = "peft_config:\n    peft_type: LORA\n    r: 16\n    lora_alpha: 32\n    target_modules: [q_proj, v_proj]"
-    job = read(tmp_path, changed(CONFIG, "init_device: mixed", lora), num_gpus=8).job
+    job = read(tmp_path, changed(CONFIG, "init_device: mixed", lora + "\n    use_dora: true"), num_gpus=8).job
     assert job.lora is not None
-    assert (job.lora.r, job.lora.targets) == (16, ("q_proj", "v_proj"))
-    assert "adapters" in unclear(tmp_path, changed(CONFIG, "init_device: mixed", lora + "\n    use_dora: true"))
+    assert (job.lora.r, job.lora.targets, job.lora.dora) == (16, ("q_proj", "v_proj"), True)
+    assert "adapters" in unclear(tmp_path, changed(CONFIG, "init_device: mixed", lora + "\n    bias: all"))
 
 
 def test_logits_of_the_step_before_wait(tmp_path: Path) -> None:
