@@ -8,7 +8,7 @@ from typing import Any
 from memplan.accuracy import Accuracy, Grouping
 from memplan.cost.fitting import BEFORE, INSIDE, Fitted, Run
 from memplan.lang import Name
-from memplan.render.blocks import Block, Column, Heading, Prose, Table, definitions
+from memplan.render.blocks import Block, Column, Heading, Prose, Table, columns_of, definitions
 from memplan.spec.gpu import FACTORS, Calibration
 from memplan.trust import Trust
 from memplan.units import format_bytes
@@ -61,7 +61,7 @@ def _errors(grouping: "Grouping") -> Table:
 
 
 def _refused(found: "Accuracy") -> Table:
-    columns = (Column("set"), Column("reason", wrap=True), Column("rows", right=True), Column("such as"))
+    columns = columns_of("set | reason ~ | rows > | such as")
     return Table(columns, tuple((Name(each.set), each.reason, str(each.rows), each.first_id) for each in found.refused))
 
 
@@ -94,7 +94,7 @@ def blocks(runs: Sequence[Run], found: Fitted) -> Iterator[Block]:
     of = found.calibration
     yield Heading(f"{of.gpu}: {of.runs} measured run{'s'[: of.runs != 1]}", "strong")
     rows = [(name, OF_WHAT[name], f"× {value:.2f}", said) for name, value, said in _factors(of)]
-    yield Table((Column("seconds of"), Column(""), Column("published", right=True), Column("90 in 100")), tuple(rows))
+    yield Table(columns_of("seconds of |  | published > | 90 in 100"), tuple(rows))
     yield Heading("The runs, estimated")
     errors = [
         (run.name, f"{run.seconds:.3g} s", f"{100 * before:+.1f} %", f"{100 * after:+.1f} %")
@@ -133,14 +133,7 @@ def trust_blocks(found: Trust) -> Iterator[Block]:
     """The kind, errors by meter of the rows like it, the nearest row with its source."""
     kind = tuple(found.kind)
     yield Heading(f"How sure this is: estimates held against measured runs like {_words(found.kind, kind)}")
-    columns = (
-        Column("measured", wrap=True),
-        Column("meter"),
-        Column("rows", right=True),
-        Column("median %", right=True),
-        Column("worst %", right=True),
-        Column("in range", right=True),
-    )
+    columns = columns_of("measured ~ | meter | rows > | median % > | worst % > | in range >")
     rows = []
     for alike in found.alike:
         how = "tensor by tensor, without a card" if alike.traced else "on a card"

@@ -50,6 +50,12 @@ class Column:
     """Drawn for the eye, such as a bar: left out of Markdown."""
 
 
+def columns_of(titles: str) -> tuple[Column, ...]:
+    """Columns by their titles, between bars: ``>`` behind that of numbers, ``~`` behind that of text that may wrap."""
+    marked = (each.strip() for each in titles.split("|"))
+    return tuple(Column(each.rstrip(">~ "), right=each.endswith(">"), wrap=each.endswith("~")) for each in marked)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows under columns; without titles it is a list of names and what they mean."""

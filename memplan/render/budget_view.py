@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memplan.render import words
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, definitions
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, columns_of, definitions
 from memplan.render.instants import instant_title
 from memplan.units import format_bytes
 
@@ -89,13 +89,7 @@ def _percent(ratio: float) -> str:
 
 
 def _rows(of: "Budget") -> Table:
-    columns = (
-        Column("made again", wrap=True),
-        Column("nvidia-smi", right=True),
-        Column("allocated", right=True),
-        Column("tokens/s", right=True),
-        Column("speed", right=True),
-    )
+    columns = columns_of("made again ~ | nvidia-smi > | allocated > | tokens/s > | speed >")
     return Table(columns, tuple(_cells(row) for row in of.rows))
 
 

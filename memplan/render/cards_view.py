@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from memplan.generated import Share
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, columns_of
 from memplan.report import Card, Report
 from memplan.units import format_bytes, format_count
 
@@ -35,7 +35,7 @@ def cards_blocks(report: Report) -> Iterator[Block]:
 
 
 def _table(cards: list[Card]) -> Table:
-    columns = (Column("card"), Column("usable", right=True), Column("to spare", right=True))
+    columns = columns_of("card | usable > | to spare >")
     rows = tuple(
         (Span(card.gpu, "good"), format_bytes(card.usable_bytes), format_bytes(card.headroom_bytes)) for card in cards
     )

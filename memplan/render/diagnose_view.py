@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from memplan.diagnose.causes import others
 from memplan.diagnose.diagnosis import Diagnosis, differs
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, definitions
+from memplan.render.blocks import Block, Cell, Heading, Prose, Table, columns_of, definitions
 from memplan.render.verdict_view import remedies_table
 from memplan.units import MiB, format_bytes
 
@@ -64,7 +64,7 @@ def _tensor(found: Diagnosis) -> Iterator[Block]:
     asked = found.message.requested
     yield Heading(f"What {asked.text if asked else 'it'} could be")
     rows: list[tuple[Cell, ...]] = [(match.name, match.shape, match.why) for match in found.matches[:6]]
-    yield Table((Column("tensor", wrap=True), Column("size", wrap=True), Column("why", wrap=True)), tuple(rows))
+    yield Table(columns_of("tensor ~ | size ~ | why ~"), tuple(rows))
 
 
 def _numbers(found: Diagnosis) -> Iterator[Block]:

@@ -9,7 +9,7 @@ from memplan.comparison.grid import value_words
 from memplan.comparison.result import CompareRow, Difference, Move
 from memplan.lang import Name
 from memplan.render import words
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, columns_of
 from memplan.render.instants import instant_title
 from memplan.render.verdict_view import STYLES
 from memplan.units import format_bytes
@@ -60,7 +60,7 @@ def _value(value: object) -> str:
 
 def _peaks(before: "CompareRow", after: "CompareRow") -> Table:
     """The meters and the verdict of each."""
-    columns = (Column(), Column("A", right=True), Column("B", right=True), Column("B − A", right=True))
+    columns = columns_of(" | A > | B > | B − A >")
     first, second = before.report.per_gpu, after.report.per_gpu
     meters = (
         ("allocated", first.allocated_bytes, second.allocated_bytes),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from memplan.lang import Name
 from memplan.render import words
-from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, bar, definitions
+from memplan.render.blocks import Block, Column, Heading, Prose, Span, Table, bar, columns_of, definitions
 from memplan.render.cards_view import cards_blocks, shares_blocks
 from memplan.render.instants import instant_words, moment_words
 from memplan.render.lengths_view import lengths_blocks
@@ -191,13 +191,7 @@ def _assumptions(report: Report) -> Iterator[Block]:
 
 def ranks_blocks(report: Report) -> Iterator[Block]:
     """One row for each class, the fullest first."""
-    columns = (
-        Column("GPUs", right=True),
-        Column("which", wrap=True),
-        Column("allocated", right=True),
-        Column("device", right=True),
-        Column("peak at", wrap=True),
-    )
+    columns = columns_of("GPUs > | which ~ | allocated > | device > | peak at ~")
     yield Heading("Ranks")
     yield Table(
         columns,

@@ -10,7 +10,7 @@ from typing import Any
 from memplan.engine.phases.first_step import FIRST
 from memplan.lang import Name, language
 from memplan.render import words
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, columns_of, definitions
 from memplan.render.instants import instant_words
 from memplan.report import LedgerRow, Report, plain
 from memplan.tables.terms import Term
@@ -107,7 +107,7 @@ def origins_blocks(report: Report) -> list[Block]:
     rest = [Prose(f"memplan's defaults: {', '.join(left)}.", "dim")] if left else []
     return [
         Heading("Where each value came from"),
-        Table((Column("key"), Column("value"), Column("from", wrap=True)), rows),
+        Table(columns_of("key | value | from ~"), rows),
         *rest,
     ]
 

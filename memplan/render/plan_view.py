@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memplan.render import words
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, definitions
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, columns_of, definitions
 from memplan.render.instants import instant_title, instant_words
 from memplan.report import Report
 from memplan.units import format_bytes
@@ -154,7 +154,7 @@ def _question(name: str) -> str:
 
 
 def _front(found: "Plans") -> Table:
-    columns = (Column("plan", wrap=True), Column("tokens/s", right=True), Column("needs", right=True))
+    columns = columns_of("plan ~ | tokens/s > | needs >")
     points = found.pareto
     if len(points) > SHOWN_POINTS:
         step = (len(points) - 1) / (SHOWN_POINTS - 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, columns_of
 from memplan.render.words import category_title
 from memplan.report import Report
 from memplan.snapshot.explaining import SHOWN, Explained, Left
@@ -15,7 +15,7 @@ def snapshot_blocks(found: Explained) -> Iterator[Block]:
     yield Heading(f"snapshot of device {snapshot.device}: {found.events:,} events", "strong")
     if not snapshot.whole:
         yield Prose("It begins with blocks in use: the history was started late, or only its end was kept.", "dim")
-    columns = [Column("meter"), Column("measured", right=True), Column("replayed", right=True)]
+    columns = [*columns_of("meter | measured > | replayed >")]
     rows: list[tuple[Cell, ...]] = [
         ("allocated", format_bytes(found.allocated_peak), ""),
         ("reserved", format_bytes(found.reserved_peak), format_bytes(found.replayed_peak)),
@@ -46,7 +46,7 @@ def _held(found: Explained) -> Iterator[Block]:
     if rest:
         size, count = sum(each.bytes for each in rest), sum(each.number for each in rest)
         rows.append((format_bytes(size), str(count), f"{len(rest)} other places"))
-    yield Table((Column("bytes", right=True), Column("storages", right=True), Column("", wrap=True)), tuple(rows))
+    yield Table(columns_of("bytes > | storages > | ~"), tuple(rows))
 
 
 UNNAMED = "before the recording began, or without frames"
@@ -94,4 +94,4 @@ def _left(title: str, rows: Sequence[Left]) -> Iterator[Block]:
     if rest:
         total = format_bytes(sum(row.bytes for row in rest))
         body.append((str(sum(row.number for row in rest)), total, "together, of other sizes"))
-    yield Table((Column("", right=True), Column("each", right=True), Column("asked for in", wrap=True)), tuple(body))
+    yield Table(columns_of("> | each > | asked for in ~"), tuple(body))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from memplan.render.blocks import Block, Column, Drawing, Heading, Prose, Span, Table
+from memplan.render.blocks import Block, Drawing, Heading, Prose, Span, Table, columns_of
 from memplan.render.layout import broken
 from memplan.render.svg import ink
 from memplan.render.words import category_title
@@ -194,7 +194,7 @@ def _legend(found: Timeline, step: Curve) -> Iterator[Block]:
         for name in found.categories
     ]
     yield Heading("What is drawn")
-    yield Table((Column(), Column("category"), Column("at the peak", right=True)), tuple(rows))
+    yield Table(columns_of(" | category | at the peak >"), tuple(rows))
     words = f"{HELD} is held on the card beside what is allocated: the allocator's cache, the CUDA context"
     card = f"; {CARD} is what the card has, {format_bytes(found.usable_bytes)}" if found.usable_bytes else ""
     yield Prose(f"{words}{card}; {PEAK} is the peak.", "dim")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from memplan.render import words
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, columns_of
 from memplan.render.instants import moment_words
 from memplan.render.rollout_view import apart_words, fullest, stands_apart, verdict_words
 from memplan.report import Moment, Remedy, Report, Verdict
@@ -164,14 +164,7 @@ def _most(report: Report, verdict: Verdict) -> str:
 def remedies_table(remedies: Sequence[Remedy], width: int, host: int = 0) -> Iterator[Table]:
     """Each change with the new total, whether it then fits and what it costs; what to type, below it or in a list.
     ``host``: of a node's memory, for the job as it is."""
-    columns = (
-        Column(right=True),
-        Column("change", wrap=True),
-        Column("frees", right=True),
-        Column("then needs", right=True),
-        Column("fits"),
-        Column("costs", wrap=True),
-    )
+    columns = columns_of("> | change ~ | frees > | then needs > | fits | costs ~")
     rows: list[tuple[Cell, ...]] = []
     typed: list[tuple[Cell, ...]] = []
     for number, remedy in enumerate(remedies, start=1):

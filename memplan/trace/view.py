@@ -11,7 +11,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.ranks import ledger_of
 from memplan.measurement import Measurement, errors_of
 from memplan.moments import phase_of
-from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table
+from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, columns_of
 from memplan.report import plain
 from memplan.spec.recipe import Recipe
 from memplan.trace.result import Trace
@@ -107,7 +107,7 @@ def trace_blocks(trace: Trace, compared: Sequence[TermRow] = ()) -> list[Block]:
 
 
 def _phases(trace: Trace) -> Table:
-    columns = (Column("phase"), Column("allocated", right=True), Column("operation"), Column("module", wrap=True))
+    columns = columns_of("phase | allocated > | operation | module ~")
     rows: list[tuple[Cell, ...]] = [
         (NAMES[phase.name], format_bytes(phase.allocated_bytes), phase.operation, phase.module)
         for phase in trace.phases
@@ -142,13 +142,7 @@ def _difference(row: TermRow, peak: int) -> str:
 
 
 def _comparison(compared: Sequence[TermRow]) -> Table:
-    columns = (
-        Column("phase"),
-        Column("term"),
-        Column("traced", right=True),
-        Column("estimated", right=True),
-        Column("difference", right=True),
-    )
+    columns = columns_of("phase | term | traced > | estimated > | difference >")
     peaks = {row.phase: row.traced_bytes for row in compared if row.term == "total"}
     rows = [
         (
@@ -193,12 +187,7 @@ def blocks(found: Measurement) -> list[Block]:
 
 
 def _table(found: Measurement) -> Table:
-    columns = (
-        Column("what"),
-        Column("measured", right=True),
-        Column("estimated", right=True),
-        Column("difference", right=True),
-    )
+    columns = columns_of("what | measured > | estimated > | difference >")
     lines: list[tuple[Cell, ...]] = [
         (NAMES.get(what, what), format_bytes(measured), format_bytes(estimated), f"{estimated / measured - 1:+.2%}")
         for what, (estimated, measured) in errors_of(found).items()
