@@ -10,6 +10,7 @@ from typing import Any
 
 from memplan.callback.adapters import DTYPES, read_lora
 from memplan.errors import InvalidJob
+from memplan.frameworks.hugging_face.arguments import ATTENTIONS, job_optimizer
 from memplan.spec.allocator import VARIABLES, read_conf
 from memplan.units import pairs_of
 
@@ -18,37 +19,22 @@ METHODS_BY_CONFIG = pairs_of(
     GRPOConfig=grpo RLOOConfig=rloo OnlineDPOConfig=online-dpo"""
 )
 """Class of TRL's arguments -> method."""
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
-    "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
-    "sgd": {"optimizer": "sgd"},
-    "adafactor": {"optimizer": "adafactor"},
-    "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
-    "adamw_8bit": {"optimizer": "adamw-8bit"},
-    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"},
-    "paged_adamw_32bit": {"optimizer": "paged-adamw"},
-    "lion_32bit": {"optimizer": "lion"},
-    "lion_8bit": {"optimizer": "lion-8bit"},
-    "adamw_torch_8bit": {"optimizer": "adamw-8bit", "optimizer_args": {"library": "torchao"}},
-}
-"""TrainingArguments.optim -> job keys; any other goes to the job under its own name, which refuses what it lacks."""
-ATTENTION = {"flash_attention_2": "flash", "flash_attention_3": "flash"}
 
 
 def job_of(model: Any, args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Job keys of this training run; ``given`` goes before whatever is read here.
 
     Raises InvalidJob where a value that memory hangs on cannot be read, and names the key to give."""
-    split = _sharding(args)
+    split, method = _sharding(args), _method(args)
     job: dict[str, Any] = {
         "model": json.loads(model.config.to_json_string(use_diff=False)),
         "batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "attention": _attention(model),
-        **_method(args),
+        **method,
         **_online(model, args),
         **_checkpointing(model, args),
-        **_optimizer(args),
+        **_optimizer(args, method["trainer"]),
         **split,
         **_precision(model, args, split),
         **read_lora(model),
@@ -132,11 +118,11 @@ def _checkpointing(model: Any, args: Any) -> dict[str, Any]:
     }
 
 
-def _optimizer(args: Any) -> dict[str, Any]:
+def _optimizer(args: Any, trainer: str) -> dict[str, Any]:
     name = str(getattr(args.optim, "value", args.optim))
     if name == "sgd" and "momentum" in (args.optim_args or ""):
         return {"optimizer": "sgd-momentum"}
-    return dict(OPTIMIZERS.get(name, {"optimizer": name}))
+    return job_optimizer(name, trainer) or {"optimizer": name}  # which the job refuses
 
 
 def _sharding(args: Any) -> dict[str, Any]:
@@ -193,7 +179,7 @@ def _precision(model: Any, args: Any, split: Mapping[str, Any]) -> dict[str, Any
 
 def _attention(model: Any) -> str:
     name = str(getattr(model.config, "_attn_implementation", None) or "eager")
-    return ATTENTION.get(name, name)
+    return ATTENTIONS.get(name, name)
 
 
 def _extras(model: Any, args: Any) -> dict[str, Any]:

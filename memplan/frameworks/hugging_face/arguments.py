@@ -122,26 +122,33 @@ def _mixed_precision(keys: Keys) -> None:
     keys.draft.facts["amp"] = (on, origin)
 
 
+def job_optimizer(name: str, trainer: str) -> dict[str, Any] | None:
+    """A job's keys of an optimizer under transformers' name; None for one that is not modelled."""
+    row = OPTIMIZERS.get(name.lower().removeprefix("optimizernames."))
+    if row is None:
+        return None
+    found: dict[str, Any] = {key: row[key] for key in ("optimizer", "optimizer_impl") if key in row}
+    library, usual = row.get("library", ""), find_optimizer(row["optimizer"], trainer)
+    if library and find_optimizer(row["optimizer"], trainer, library) != usual:
+        found["optimizer_args"] = {"library": library}
+    return found
+
+
 def _optimizer(keys: Keys) -> None:
     name = keys.text("optim")
     if name is None:
         return
-    row = OPTIMIZERS.get(name.lower().removeprefix("optimizernames."))
-    if row is None and name.lower() in LESS:
+    found = job_optimizer(name, keys.framework.name if keys.framework.name in TRAINERS else "transformers")
+    if found is None and name.lower() in LESS:
         why = f"optimizer {name} is counted as adamw, which has two states where it has one"
         keys.bound("optim", why, "optimizer")
-        return
-    if row is None:
+    elif found is None:
         keys.warn("optim", f"optimizer {name[:40]} is not modelled: adamw is counted in its place")
-        return
-    library = row.get("library", "")
-    trainer = keys.framework.name if keys.framework.name in TRAINERS else "transformers"
-    usual = find_optimizer(row["optimizer"], trainer)
-    settings = {"library": library} if library and find_optimizer(row["optimizer"], trainer, library) != usual else {}
-    for key in ("optimizer", "optimizer_impl"):
-        if key in row:
-            keys.put(key, row[key], "optim")
-    _optimizer_arguments(keys, row["optimizer"], settings)
+    else:
+        settings = found.pop("optimizer_args", {})
+        for key, value in found.items():
+            keys.put(key, value, "optim")
+        _optimizer_arguments(keys, found["optimizer"], settings)
 
 
 def _optimizer_arguments(keys: Keys, optimizer: str, settings: dict[str, Any]) -> None:

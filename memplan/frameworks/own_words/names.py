@@ -7,13 +7,12 @@ from typing import Any
 
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.documents import Settings
-from memplan.frameworks.hugging_face.arguments import OPTIMIZERS
+from memplan.frameworks.hugging_face.arguments import job_optimizer
 from memplan.frameworks.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.launch import Launch
 from memplan.frameworks.local_models import within
 from memplan.frameworks.shell.reader import Word, options_of, scalar
 from memplan.presets import find_preset
-from memplan.tables.optimizers import find_optimizer
 
 OTHERS = ("transformers", "trl", "memplan", "accelerate", "deepspeed")
 """Frameworks whose keys stand in scripts of trainers with words of their own, too (``Framework.extends``)."""
@@ -23,18 +22,11 @@ def put_hf_optimizer(keys: Keys, key: str, trainer: str, other: Mapping[str, str
     """An optimizer under transformers' name; ``other`` are further names of the same."""
     name = (keys.text(key) or "").lower()
     name = (other or {}).get(name, name)
-    row = OPTIMIZERS.get(name)
-    if row is None:
-        if keys.has(key):
-            keys.warn(key, f"optimizer {str(keys.get(key))[:40]} is not modelled: adamw is counted in its place")
-        return
-    for job_key in ("optimizer", "optimizer_impl"):
-        if job_key in row:
-            keys.put(job_key, row[job_key], key)
-    library = row.get("library", "")
-    usual = find_optimizer(row["optimizer"], trainer)
-    if library and find_optimizer(row["optimizer"], trainer, library) != usual:
-        keys.put("optimizer_args", {"library": library}, key)
+    found = job_optimizer(name, trainer)
+    if found is None and keys.has(key):
+        keys.warn(key, f"optimizer {str(keys.get(key))[:40]} is not modelled: adamw is counted in its place")
+    for job_key, value in (found or {}).items():
+        keys.put(job_key, value, key)
 
 
 _ALTERNATIVES = re.compile(r"(\w*)\(\??:?([\w|]+)\)(\w*)\$?|(\w+)\$?")
