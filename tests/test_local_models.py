@@ -3,6 +3,7 @@
 import pytest
 
 from memplan.api import estimate
+from memplan.arch import parse_config
 from memplan.errors import ModelNotFound
 from memplan.frameworks import local_models
 from memplan.frameworks.draft import Draft, NotKnown
@@ -62,6 +63,20 @@ def test_internvl_by_its_name(name: str, millions: int) -> None:
     job = {"model": made, "method": "sft", "trainer": "transformers"}
     total = estimate(job).to_dict()["model"]["params"]["total"]
     assert total / 1e6 == pytest.approx(millions, rel=1e-3)
+
+
+EXACT = {
+    "1B": 938193024, "2B": 2205754368, "4B": 3712637952, "8B": 8075365376, "26B": 25514186112, "38B": 38388164992,
+    "78B": 78408318336,
+}  # fmt: skip
+"""InternVL2.5's checkpoints as the Hub counts them (floschne/gimmick: get_model_sizes)."""
+
+
+@pytest.mark.parametrize("size", EXACT)
+def test_every_weight_of_internvl(size: str) -> None:
+    made = internvl_of(f"OpenGVLab/InternVL2_5-{size}")
+    assert made is not None
+    assert parse_config(made, size).params.total == EXACT[size]
 
 
 def test_internvl_of_nobodys() -> None:

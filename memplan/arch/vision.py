@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from memplan.arch.config import CLASSES, Config, shown
+from memplan.arch.llama_like import FROM_REMOTE
 from memplan.arch.projectors import PROJECTORS
 from memplan.errors import ModelError, UnknownArchitecture
 from memplan.spec.model import ModelSpec
@@ -64,7 +65,28 @@ OUTER_KEYS = ("architectures", "vision_config", "text_config", "model_type", "au
 
 def families(texts: Texts) -> dict[str, Callable[[Config], ModelSpec]]:
     """A parser for each vision-language type, whose language models are looked up in ``texts``."""
-    return {row.model_type: partial(build, row, texts) for row in ROWS}
+    made: dict[str, Callable[[Config], ModelSpec]] = {row.model_type: partial(build, row, texts) for row in ROWS}
+    return made | {"internvl_chat": partial(chat, texts)}
+
+
+CHAT_NAMES = {"llm_config": "text_config", "select_layer": "vision_feature_layer"}
+VIT_NAMES = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}
+
+
+def chat(texts: Texts, raw: Config) -> ModelSpec:
+    """InternVL as its repositories before ``-hf`` have it, with code of their own (OpenGVLab/InternVL
+    internvl_chat/internvl/model/internvl_chat: configuration_internvl_chat.py, configuration_intern_vit.py): the same
+    parts under other names, the head tied where llm_config says so."""
+    raw.model_type = "internvl_chat"
+    text, vision = section(raw, "llm_config"), section(raw, "vision_config")
+    if text is None or vision is None:
+        raise raw.wrong("llm_config" if text is None else "vision_config", "an object", None)
+    keys: dict[str, object] = {CHAT_NAMES.get(key, key): raw.keys[key] for key in raw.keys if key != "auto_map"}
+    keys["tie_word_embeddings"] = text.get("tie_word_embeddings", False)
+    renamed = {VIT_NAMES.get(key, key): value for key, value in vision.items()}
+    keys["vision_config"] = renamed | {"model_type": "internvl_vision"}
+    found = build(next(row for row in ROWS if row.model_type == "internvl"), texts, Config(keys, raw.name, raw.source))
+    return found.but(notes=(*found.notes, FROM_REMOTE.format("InternVL", "InternVL")))
 
 
 def initial(family: VisionFamily, section: str) -> Mapping[str, object]:

@@ -95,6 +95,11 @@ LANGUAGE: Mapping[str, str | dict[str, Any]] = {
     "3.5-14b": "qwen3-14b", "3.5-30b-a3b": "qwen3-30b-a3b", "3.5-38b": "qwen3-32b",
 }  # fmt: skip
 """Version and size: a preset, or a config."""
+VOCABULARY = {"internlm2-7b": 92553} | dict.fromkeys(
+    (f"qwen2.5-{size}b" for size in ("0.5", "1.5", "3", "7", "14", "32", "72")), 151674
+)
+"""Rows that their embedding has, with the words that InternVL adds: the counts of InternVL2.5's checkpoints are then
+those that the Hub has of each (floschne/gimmick: get_model_sizes)."""
 LARGE = ("26b", "38b", "40b", "78b", "76b")
 """Sizes with InternViT of 6 billion parameters; the others have that of 300 million."""
 _EITHER = {"model_type": "internvl_vision", "image_size": [448, 448], "patch_size": [14, 14]}
@@ -114,6 +119,7 @@ def internvl_of(name: str) -> dict[str, Any] | None:
     size = match[3].lower() if match else ""
     said = LANGUAGE.get(f"{match[1]}{'.5' if match[2] else ''}-{size}") if match else None
     preset = find_preset(said) if isinstance(said, str) else None
+    words = {"vocab_size": VOCABULARY[said]} if isinstance(said, str) and said in VOCABULARY else {}
     text = said if isinstance(said, dict) else dict(preset["config"]) if preset else None
     if text is None:
         return None
@@ -123,6 +129,6 @@ def internvl_of(name: str) -> dict[str, Any] | None:
         "torch_dtype": "bfloat16",
         "tie_word_embeddings": False,  # of the small ones too: InternVL2-1B has 938 million parameters
         "downsample_ratio": 0.5,
-        "text_config": text | {"tie_word_embeddings": False},
+        "text_config": text | words | {"tie_word_embeddings": False},
         "vision_config": _VIT_6B if size.rpartition("-")[2] in LARGE else _VIT,
     }
