@@ -44,6 +44,12 @@ def test_sums(text: str, words: str) -> None:
         ),
         ("A=(x 'y z' w)\nA+=(v)\nrun ${#A[@]} ${A[0]} ${A[3]} ${A[-1]}", "run 4 x v v"),
         ("declare -A A=([big]=72 [small]=7)\nrun ${A[big]}", "run 72"),
+        ("read -r -d '' T <<EOF\na --b 1 --key $NOBODY\nEOF\nrun $T", "run a --b 1 --key $NOBODY"),
+        (
+            'N=${N:-}\nM=4\nrun $([ -n "$N" ] && echo "--a $N") $([[ $M = 4 ]] && echo "--b $M" || echo --c)',
+            "run --b 4",
+        ),
+        ('M=4\nrun $([ "$M" = 5 ] && echo --d || echo --e) $([ -n "$(NOBODY)" ] && echo --f)', "run --e --f"),
         ("run --a 1 `# a remark between arguments` --b 2", "run --a 1 --b 2"),
         ("IFS=, read -ra G <<< '0,1,2'\nrun ${#G[@]} $(echo 0,1 | tr ',' '\\n' | wc -l)", "run 3 2"),
         ("G=0,1,2\nrun $(echo $G | awk -F, '{print NF}') $(basename a/b.sh .sh) $(dirname a/b)", "run 3 b a"),

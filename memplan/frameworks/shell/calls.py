@@ -39,7 +39,7 @@ class Calls(Children):
         self._preset = dict(self.variables.values)
         self.functions: dict[str, Function] = {}
         self.called: set[str] = set()
-        self.variables.submit = self.submitted
+        self.variables.submit, self.variables.decide = self.submitted, self.decided
         self.files, self.file_notes = {}, {}
         self.into = ""
         self.begun: set[str] = set()
@@ -64,6 +64,18 @@ class Calls(Children):
     @abstractmethod
     def body(self, nodes: Iterable[Node]) -> str:
         """Commands one after the other; the word that ends them early, if one does."""
+
+    @abstractmethod
+    def simple(self, node: Simple) -> str:
+        """A command, an assignment, a test, after which ``status`` says whether it held."""
+
+    def decided(self, node: Simple) -> bool | None:
+        """Whether a test within ``$( … )`` holds; notes of the word around it stay."""
+        before, used = self.status, frozenset(self.variables.used)
+        self.simple(node)
+        found, self.status = self.status, before
+        self.variables.used |= used
+        return found if isinstance(found, bool) else None
 
     @abstractmethod
     def inner(self, text: str, line: int) -> str:

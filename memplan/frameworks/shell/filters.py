@@ -29,6 +29,8 @@ class Filtered:
     depth: int
     submit: Callable[[list[str], str, int], None] | None = None
     """Called with a command that hands a script to a cluster, the script that it reads, and its line."""
+    decide: Callable[[Simple], bool | None] | None = None
+    """Whether a test holds; None where that is not known."""
 
     def text(self, raw: str, line: int = 0) -> str:
         """A written word as one text."""
@@ -51,17 +53,32 @@ class Filtered:
 
     def _written(self, nodes: tuple[Node, ...]) -> str | None:
         node = nodes[-1] if nodes else None
-        if isinstance(node, Chain) and all(sign in ("", "&&") for sign, _ in node.parts):
-            first = node.parts[0][1]
-            node = node.parts[-1][1]
-            if isinstance(first, Simple) and first.words and first.words[0].text == "cd":  # cd "$(dirname "$0")" && pwd
-                node = first
+        if isinstance(node, Chain) and all(sign in ("", "&&", "||") for sign, _ in node.parts):
+            node = self._reached(node)
+            if node is None:
+                return ""
         stages = node.parts if isinstance(node, Chain) else (("", node),)
         found: str | None = ""
         for _, stage in stages:
             found = None if found is None else self.stage(stage, found)
         within = isinstance(node, Simple) and any(each.body for each in node.redirects)  # names in a script are its own
         return None if found is None or (UNKNOWN in found and not within) else found.rstrip("\n")
+
+    def _reached(self, chain: Chain) -> Node | None:
+        """The command that writes, of ``[ -n "$X" ] && echo … || echo …``; None where none does. What a test depends on
+        that nobody knows is taken to hold, and ``cd "$(dirname "$0")" && pwd`` is told by its ``cd``."""
+        found, runs = None, True
+        for sign, node in chain.parts:
+            if sign and runs is not (sign == "&&"):
+                continue
+            words = node.words if isinstance(node, Simple) else ()
+            if isinstance(node, Simple) and (node.form == "test" or (words and words[0].text in ("[", "test"))):
+                runs = self.decide is None or self.decide(node) is not False
+            else:
+                found, runs = node, True
+                if words and words[0].text == "cd":
+                    break
+        return found
 
     def piped(self, stages: Sequence[Node]) -> str:
         """What commands before the last of a pipe write, unknown variables by name; empty if unknown."""
