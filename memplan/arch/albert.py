@@ -7,7 +7,7 @@ from operator import itemgetter
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
 from memplan.arch.encoders import bert_attention, dense_and_norm, embeddings, with_projected_input
-from memplan.arch.layer_norm_parts import drops, plain_feed_forward, row, with_layers
+from memplan.arch.layer_norm_parts import plain_feed_forward, row, with_layers
 from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Front, Layer, Run
 from memplan.spec.model import ModelSpec
@@ -47,7 +47,7 @@ def sharing(layer: Layer, order: list[int]) -> tuple[Run, ...]:
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """A linear from the embedding's width into the layers, a transform back to it, a pooler in a classifier."""
     hidden, width = spec.hidden_size, config.integer("embedding_size")
-    dropped = drops(config, "hidden_dropout_prob")
+    dropped = config.drops("hidden_dropout_prob")
     spec = with_layers(spec, dropout=("mixer",) if dropped else (), locals_held=("states",))
     steps: tuple[Front, ...] = ("token-types", "positions", "norm")
     mapping = Linear(name="embedding_hidden_mapping_in", inputs=width, outputs=hidden, bias=True)
@@ -67,7 +67,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         scoring=Pooler(
             linears=(pooler,),
             score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
-            dropout=drops(config, "classifier_dropout_prob"),
+            dropout=config.drops("classifier_dropout_prob"),
         ),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, build
-from memplan.arch.layer_norm_parts import attention_of, common_name, drops, plain_feed_forward, row, with_layers
+from memplan.arch.layer_norm_parts import attention_of, common_name, plain_feed_forward, row, with_layers
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Norm, Part
 
@@ -34,7 +34,7 @@ def bloom_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """A norm of the embeddings."""
     norm = Norm(name="word_embeddings_layernorm", width=spec.hidden_size, kind="layer", bias=True)
     spec = spec.but(extra=(Part(norms=(norm,)),), front=("norm",))
-    return with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "hidden_dropout") else ())
+    return with_layers(spec, dropout=("mixer", "feed-forward") if config.drops("hidden_dropout") else ())
 
 
 def mpt_attention(family: Family, config: Config, window: int | None) -> Attention:

@@ -5,12 +5,13 @@ stacks and the head; each stack has positions and a norm of its embeddings of it
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, make_norm
-from memplan.arch.layer_norm_parts import attention_of, drops, plain_feed_forward, row
+from memplan.arch.encoders import both_stacks, pooled
+from memplan.arch.layer_norm_parts import attention_of, plain_feed_forward, row
 from memplan.errors import ModelError
-from memplan.spec.encoders import Encoder, Pooler
+from memplan.spec.encoders import Encoder
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Part
+from memplan.spec.parts import Attention, Bare, FeedForward, Norm, Part
 
 NAMES = {
     "num_attention_heads": "encoder_attention_heads",
@@ -25,7 +26,7 @@ LAYER_DROP = "layers that are left out of a step at random are not described"
 def feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """fc1 and fc2 of each encoder layer."""
     made = plain_feed_forward(family, config, ("fc1", "fc2"), config.integer("encoder_ffn_dim"), True)
-    return [layer.but(dropout=drops(config, "activation_dropout")) for layer in made[:1]] * len(made)
+    return [layer.but(dropout=config.drops("activation_dropout")) for layer in made[:1]] * len(made)
 
 
 def attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -66,23 +67,19 @@ def decoder_layer(family: Family, config: Config, first: Layer) -> Layer:
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Both stacks, their positions and norms, and what a classifier puts in place of the head."""
-    if not config.flag("is_encoder_decoder") or config.flag("is_decoder"):
-        raise ModelError(
-            f"is_encoder_decoder of {config.model_type} must be true and is_decoder false",
-            "memplan describes its encoder and decoder together",
-        )
+    both_stacks(config)
     if not spec.tied:
         raise ModelError(
             f"tie_word_embeddings of {config.model_type} is false, which gives each stack a table of its own",
             "memplan describes one embedding for both stacks and the head",
         )
-    dropped, hidden = drops(config, "dropout"), spec.hidden_size
+    dropped, hidden = config.drops("dropout"), spec.hidden_size
     layer = spec.runs[0].layer.but(dropout=("mixer", "feed-forward") if dropped else ())
     second = decoder_layer(FAMILY, config, layer)
     encoder, decoder = spec.num_layers, config.integer("decoder_layers")
     positions, norm = config.integer("max_position_embeddings"), layer.norms[0]
     ends = ("dropout",) if dropped else ()
-    rested = drops(config, "classifier_dropout")
+    rested = config.drops("classifier_dropout")
     return spec.but(
         task="seq2seq",
         runs=(Run(count=encoder, layer=layer), Run(count=decoder, layer=second)),
@@ -93,12 +90,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         embedding_multiplier=config.flag("scale_embedding"),
         logits_shifted=True,
         buffer_bytes=0,
-        scoring=Pooler(
-            linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
-            score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
-            first_dropout=rested,
-            dropout=rested,
-        ),
+        scoring=pooled(hidden, "dense", "out_proj", first_dropout=rested, dropout=rested),
     )
 
 

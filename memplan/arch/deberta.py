@@ -5,8 +5,9 @@ keys are no fields of its config class, which takes a default where it reads the
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
-from memplan.arch.encoders import bert_feed_forward, dense_and_norm, layer_norm, table
-from memplan.arch.layer_norm_parts import ACTIVATIONS, drops, row, with_layers
+from memplan.arch.encoders import bert_feed_forward, dense_and_norm, pooled, table
+from memplan.arch.layer_norm_parts import ACTIVATIONS, row, with_layers
+from memplan.arch.towers import layer_norm
 from memplan.spec.encoders import DisentangledAttention, Pooler
 from memplan.spec.layer import Front
 from memplan.spec.model import ModelSpec
@@ -66,14 +67,14 @@ def mixer(family: Family, config: Config, window: int | None) -> DisentangledAtt
         num_heads=heads,
         head_dim=width,
         linears=(*linears, Linear(name="dense", inputs=heads * width, outputs=hidden, bias=True)),
-        dropout=drops(config, "attention_probs_dropout_prob"),
+        dropout=config.drops("attention_probs_dropout_prob"),
         span=span,
         rows=rows,
         to_position=to_position,
         from_position=from_position,
         shared=shared,
         normed=normed_table(config),
-        position_dropout=drops(config, "hidden_dropout_prob"),
+        position_dropout=config.drops("hidden_dropout_prob"),
     )
 
 
@@ -91,19 +92,12 @@ def convolution(config: Config, hidden: int) -> list[Part]:
 
 def pooler(config: Config, hidden: int) -> Pooler:
     """The first token's state through a linear of its own, and the score."""
-    pooled = config.optional_integer("pooler_hidden_size") or hidden
-    if pooled != hidden:
-        raise config.wrong(
-            "pooler_hidden_size", f"hidden_size ({hidden}), or the pooler cannot take its states", pooled
-        )
+    width = config.optional_integer("pooler_hidden_size") or hidden
+    if width != hidden:
+        raise config.wrong("pooler_hidden_size", f"hidden_size ({hidden}), or the pooler cannot take its states", width)
     last = "cls_dropout" if config.value("cls_dropout") is not None else "hidden_dropout_prob"
-    return Pooler(
-        linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
-        score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
-        activation=config.choice("pooler_hidden_act", ACTIVATIONS),
-        first_dropout=drops(config, "pooler_dropout"),
-        dropout=drops(config, last),
-    )
+    activation, first = config.choice("pooler_hidden_act", ACTIVATIONS), config.drops("pooler_dropout")
+    return pooled(hidden, "dense", "classifier", activation=activation, first_dropout=first, dropout=config.drops(last))
 
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
@@ -119,7 +113,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         tables.append(table("token_type_embeddings", types, width))
         front.append("token-types")
     steps: list[Front] = [*front, *(["project"] if width != hidden else []), "norm", "mask"]  # type: ignore[list-item]
-    if drops(config, "hidden_dropout_prob"):
+    if config.drops("hidden_dropout_prob"):
         steps.append("dropout")
     extra.append(Part(tensors=tuple(tables), norms=(layer_norm("LayerNorm", hidden),), category="pos_or_other_embed"))
     if width != hidden:
@@ -137,7 +131,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         head = Linear(name="lm_head", inputs=hidden, outputs=vocab, bias=True)
     elif not spec.tied:
         extra.append(Part(tensors=(Bare(name="bias", shape=(vocab,)),), category="lm_head"))
-    dropped = ("mixer", "feed-forward") if drops(config, "hidden_dropout_prob") else ()
+    dropped = ("mixer", "feed-forward") if config.drops("hidden_dropout_prob") else ()
     spec = with_layers(spec, dropout=dropped, locals_held=("inner",))
     return spec.but(
         task="masked",

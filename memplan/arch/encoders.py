@@ -5,14 +5,17 @@ dense layer and norm before the vocabulary give way to a dense layer over the fi
 transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``)."""
 
 from functools import partial
+from typing import Any
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
-from memplan.arch.layer_norm_parts import attention_of, drops, plain, row, with_layers
+from memplan.arch.layer_norm_parts import attention_of, plain, row, with_layers
+from memplan.arch.towers import layer_norm
+from memplan.errors import ModelError
 from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Front, Run
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, Bare, Linear, Norm, Part
+from memplan.spec.parts import Attention, Bare, Linear, Part
 
 DECODES = (
     ("is_decoder", "the class then is a decoder"),
@@ -21,9 +24,19 @@ DECODES = (
 )
 
 
-def layer_norm(name: str, width: int, bias: bool = True) -> Norm:
-    """An ``nn.LayerNorm``."""
-    return Norm(name=name, width=width, kind="layer", bias=bias)
+def both_stacks(config: Config) -> None:
+    """Raise ModelError for one of the two stacks alone."""
+    if not config.flag("is_encoder_decoder") or config.flag("is_decoder"):
+        raise ModelError(
+            f"is_encoder_decoder of {config.model_type} must be true and is_decoder false",
+            "memplan describes its encoder and decoder together",
+        )
+
+
+def pooled(hidden: int, dense: str, score: str, **fields: Any) -> Pooler:
+    """A dense layer of hidden × hidden and the score behind it, both with biases."""
+    into = Linear(name=dense, inputs=hidden, outputs=hidden, bias=True)
+    return Pooler(linears=(into,), score=Linear(name=score, inputs=hidden, outputs=1, bias=True), **fields)
 
 
 def table(name: str, rows: int, width: int) -> Bare:
@@ -61,12 +74,12 @@ def dense_and_norm(name: str, norm: str, inputs: int, outputs: int) -> Part:
 def dropout_of_classifier(config: Config) -> bool:
     """classifier_dropout; null is hidden_dropout_prob."""
     own = config.value("classifier_dropout") is not None
-    return drops(config, "classifier_dropout" if own else "hidden_dropout_prob")
+    return config.drops("classifier_dropout" if own else "hidden_dropout_prob")
 
 
 def common(spec: ModelSpec, config: Config, front: tuple[Front, ...], dropout: str) -> ModelSpec:
     """A masked language model whose embeddings go through these steps."""
-    dropped = drops(config, dropout)
+    dropped = config.drops(dropout)
     spec = with_layers(spec, dropout=("mixer", "feed-forward") if dropped else ())
     steps = (*front, "dropout", "return") if dropped else (*front, "return")
     return spec.but(task="masked", bidirectional=True, final_norm=None, front=steps)
@@ -85,13 +98,9 @@ def bert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     spec = common(spec, config, ("token-types", positions, "norm"), "hidden_dropout_prob")
     roberta = spec.family != "bert"
     spec = with_layers(spec, locals_held=("inner",))
-    first, last = dropout_of_classifier(config), Linear(name="dense", inputs=hidden, outputs=hidden, bias=True)
-    pooler = Pooler(
-        linears=(last,),
-        score=Linear(name="out_proj" if roberta else "classifier", inputs=hidden, outputs=1, bias=True),
-        first_dropout=first and roberta,
-        dropout=first,
-    )
+    first = dropout_of_classifier(config)
+    score = "out_proj" if roberta else "classifier"
+    pooler = pooled(hidden, "dense", score, first_dropout=first and roberta, dropout=first)
     extra = [embeddings(config, hidden)]
     if not spec.tied:
         extra.append(Part(tensors=(Bare(name="bias", shape=(spec.vocab_size,)),), category="lm_head"))
@@ -130,13 +139,7 @@ def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:
         extra=tuple(extra),
         transform=dense_and_norm("dense", "LayerNorm", hidden, width),
         head=Linear(name="generator_lm_head", inputs=width, outputs=spec.vocab_size, bias=True),
-        scoring=Pooler(
-            linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
-            score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
-            activation="gelu",
-            first_dropout=drop,
-            dropout=drop,
-        ),
+        scoring=pooled(hidden, "dense", "out_proj", activation="gelu", first_dropout=drop, dropout=drop),
         buffer_bytes=2 * 8 * config.integer("max_position_embeddings"),
     )
 
@@ -151,16 +154,13 @@ def distilbert_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """No token types, no dropout of the attention's output, ReLU in the classifier."""
     hidden = spec.hidden_size
     spec = common(spec, config, ("positions", "norm"), "dropout")
-    spec = with_layers(spec, dropout=("feed-forward",) if drops(config, "dropout") else ())
+    spec = with_layers(spec, dropout=("feed-forward",) if config.drops("dropout") else ())
     return spec.but(
         extra=(embeddings(config, hidden, types=False),),
         transform=dense_and_norm("vocab_transform", "vocab_layer_norm", hidden, hidden),
         head=Linear(name="vocab_projector", inputs=hidden, outputs=spec.vocab_size, bias=True),
-        scoring=Pooler(
-            linears=(Linear(name="pre_classifier", inputs=hidden, outputs=hidden, bias=True),),
-            score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
-            activation="relu",
-            dropout=drops(config, "seq_classif_dropout"),
+        scoring=pooled(
+            hidden, "pre_classifier", "classifier", activation="relu", dropout=config.drops("seq_classif_dropout")
         ),
         buffer_bytes=8 * config.integer("max_position_embeddings"),
     )

@@ -9,7 +9,6 @@ from memplan.arch.decoder import PRE_NORMS, Family, build
 from memplan.arch.layer_norm_parts import (
     attention_of,
     common_name,
-    drops,
     inner,
     plain_feed_forward,
     row,
@@ -49,7 +48,7 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
         mask_form="heads" if alibi else "always",
         style="falcon-alibi" if alibi else "falcon-groups" if new else "falcon",
     )
-    drop = alibi and drops(config, "attention_dropout", nullable=True)
+    drop = alibi and config.drops("attention_dropout", nullable=True)
     return made.but(dropout=drop, linears=_adding(made.linears))
 
 
@@ -80,11 +79,11 @@ def falcon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
         raise config.wrong("num_ln_in_parallel_attn", "1, or 2 with new_decoder_architecture", count)
     names = PRE_NORMS if not parallel else ("ln_attn", "ln_mlp") if count == 2 else PRE_NORMS[:1]
     norms = tuple(Norm(name=name, width=spec.hidden_size, kind="layer", bias=True) for name in names)
-    drop = drops(config, "hidden_dropout", nullable=True)
+    drop = config.drops("hidden_dropout", nullable=True)
     branches: tuple[str, ...] = ("branches",) if drop else ()
     if not parallel:
         branches = (
-            *(("mixer",) if drops(config, "attention_dropout", nullable=True) else ()),
+            *(("mixer",) if config.drops("attention_dropout", nullable=True) else ()),
             *(("feed-forward",) if drop else ()),
         )
     return with_layers(

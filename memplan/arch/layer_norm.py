@@ -6,7 +6,7 @@ One row a family, as transformers 5.23 builds it (``models/<type>/configuration_
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
-from memplan.arch.layer_norm_parts import attention_of, drops, plain, rotary, row, width_of_head, with_layers
+from memplan.arch.layer_norm_parts import attention_of, plain, rotary, row, width_of_head, with_layers
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm
 
@@ -27,8 +27,8 @@ def starcoder2_attention(family: Family, config: Config, window: int | None) -> 
 
 def starcoder2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Dropout of the embedding's output and of both branches."""
-    spec = spec.but(front=("dropout",) if drops(config, "embedding_dropout") else ())
-    return with_layers(spec, dropout=("mixer", "feed-forward") if drops(config, "residual_dropout") else ())
+    spec = spec.but(front=("dropout",) if config.drops("embedding_dropout") else ())
+    return with_layers(spec, dropout=("mixer", "feed-forward") if config.drops("residual_dropout") else ())
 
 
 def nemotron_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -62,7 +62,7 @@ def persimmon_attention(family: Family, config: Config, window: int | None) -> A
 
 def persimmon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Dropout after the feed-forward alone."""
-    return with_layers(spec, dropout=("feed-forward",) if drops(config, "hidden_dropout") else ())
+    return with_layers(spec, dropout=("feed-forward",) if config.drops("hidden_dropout") else ())
 
 
 def stablelm_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -87,7 +87,7 @@ def stablelm_attention(family: Family, config: Config, window: int | None) -> At
 
 def stablelm_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Parallel with one norm, or serial with two; dropout after the feed-forward alone."""
-    dropout = ("feed-forward",) if drops(config, "hidden_dropout") else ()
+    dropout = ("feed-forward",) if config.drops("hidden_dropout") else ()
     spec = with_layers(spec, dropout=dropout, locals_held=("mixer", "norm"))
     if not config.flag("use_parallel_residual"):
         return spec

@@ -31,11 +31,6 @@ row = partial(Family, norm_kind="layer", norm_bias=True, probabilities_key="", a
 """A row of a family with LayerNorm, whose parts say which dropouts they have."""
 
 
-def drops(config: Config, key: str, nullable: bool = False) -> bool:
-    """Whether a probability of dropout is above zero."""
-    return config.drops(key, nullable)
-
-
 def width_of_head(config: Config) -> int:
     """hidden_size / num_attention_heads, in classes that know no head_dim."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
@@ -69,7 +64,7 @@ def attention_of(
         num_kv_heads=kv_heads or heads,
         head_dim=width,
         linears=(*into, Linear(name=names[-1], inputs=q, outputs=hidden, bias=biases[1])),
-        dropout=bool(dropout) and drops(config, dropout, nullable=True),
+        dropout=bool(dropout) and config.drops(dropout, nullable=True),
         **fields,
     )
 

@@ -7,7 +7,6 @@ from memplan.arch.decoder import Family
 from memplan.arch.layer_norm_parts import (
     GPT_NAMES,
     attention_of,
-    drops,
     inner,
     learned_positions,
     plain,
@@ -50,10 +49,10 @@ def gpt2_feed_forward(family: Family, config: Config) -> list[FeedForward]:
 def gpt2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Learned positions, dropout; GPT-BigCode keeps a causal mask of all positions."""
     positions = config.integer("max_position_embeddings")
-    spec = learned_positions(spec, positions, drops(config, "embd_pdrop"))
+    spec = learned_positions(spec, positions, config.drops("embd_pdrop"))
     if "multi_query" in config.defaults:
         spec = spec.but(buffer_bytes=positions * positions)
-    dropout = ("mixer", "feed-forward") if drops(config, "resid_pdrop") else ()
+    dropout = ("mixer", "feed-forward") if config.drops("resid_pdrop") else ()
     return with_layers(spec, dropout=dropout, locals_held=("mixer",))
 
 
@@ -91,9 +90,9 @@ def neo_finish(spec: ModelSpec, config: Config) -> ModelSpec:
         raise config.wrong(
             "attention_types", f"kinds of as many layers as num_layers ({layers})", config.value("attention_types")
         )
-    spec = learned_positions(spec, positions, drops(config, "embed_dropout"))
+    spec = learned_positions(spec, positions, config.drops("embed_dropout"))
     spec = spec.but(buffer_bytes=layers * positions * positions)
-    dropout = ("mixer", "feed-forward") if drops(config, "resid_dropout") else ()
+    dropout = ("mixer", "feed-forward") if config.drops("resid_dropout") else ()
     return with_layers(spec, dropout=dropout, locals_held=("mixer",))
 
 
@@ -142,7 +141,7 @@ def opt_finish(spec: ModelSpec, config: Config) -> ModelSpec:
         spec,
         norms=norms,
         form="pre" if before else "after-sum",
-        dropout=("mixer", "feed-forward") if drops(config, "dropout") else (),
+        dropout=("mixer", "feed-forward") if config.drops("dropout") else (),
     )
     table = Part(
         tensors=(Bare(name="embed_positions", shape=(config.integer("max_position_embeddings") + 2, hidden)),),

@@ -6,8 +6,8 @@ window of local_attention tokens is a half to either side, which is what its mas
 from memplan.arch.attention import FULL, SLIDING
 from memplan.arch.config import Config, shown
 from memplan.arch.decoder import Family
-from memplan.arch.encoders import layer_norm
-from memplan.arch.layer_norm_parts import ACTIVATIONS, attention_of, drops, row, with_layers
+from memplan.arch.layer_norm_parts import ACTIVATIONS, attention_of, row, with_layers
+from memplan.arch.towers import layer_norm
 from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
@@ -49,7 +49,7 @@ def modernbert_feed_forward(family: Family, config: Config) -> list[FeedForward]
         intermediate=inner,
         activation=config.choice("hidden_activation", ACTIVATIONS),
         linears=(into, out),
-        dropout=drops(config, "mlp_dropout"),
+        dropout=config.drops("mlp_dropout"),
     )
     return [made] * config.integer("num_hidden_layers")
 
@@ -64,7 +64,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         spec,
         norms=(layer_norm("attn_norm", hidden, bias), layer_norm("mlp_norm", hidden, bias)),
         locals_held=("mixer",),
-        dropout=("mixer",) if drops(config, "attention_dropout") else (),
+        dropout=("mixer",) if config.drops("attention_dropout") else (),
     )
     dense = Linear(name="dense", inputs=hidden, outputs=hidden, bias=config.flag("classifier_bias"))
     head = {"linears": (dense,), "norms": (layer_norm("norm", hidden, bias),)}
@@ -73,7 +73,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         task="masked",
         bidirectional=True,
         runs=without_first_norm(spec.runs),
-        front=("norm", "dropout", "return") if drops(config, "embedding_dropout") else ("norm", "return"),
+        front=("norm", "dropout", "return") if config.drops("embedding_dropout") else ("norm", "return"),
         extra=(Part(norms=(layer_norm("embeddings.norm", hidden, bias),)),),
         final_norm=layer_norm("final_norm", hidden, bias),
         transform=Part(**head),
@@ -82,7 +82,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
             **head,
             activation=config.choice("classifier_activation", ACTIVATIONS),
             score=Linear(name="classifier", inputs=hidden, outputs=1, bias=True),
-            dropout=drops(config, "classifier_dropout"),
+            dropout=config.drops("classifier_dropout"),
             mean=pooling == "mean",
         ),
         more_masks=frozenset({None, width}),

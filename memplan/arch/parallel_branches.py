@@ -7,7 +7,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import PRE_NORMS, Family
-from memplan.arch.layer_norm_parts import GPT_NAMES, attention_of, drops, plain, rotary, row, width_of_head, with_layers
+from memplan.arch.layer_norm_parts import GPT_NAMES, attention_of, plain, rotary, row, width_of_head, with_layers
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm
 
@@ -29,7 +29,7 @@ def neox_attention(family: Family, config: Config, window: int | None) -> Attent
 
 def neox_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Parallel, with a norm for each branch, or one branch after the other."""
-    dropout = drops(config, "hidden_dropout")
+    dropout = config.drops("hidden_dropout")
     spec = spec.but(front=("dropout",) if dropout else ())
     form = "parallel-branches" if config.flag("use_parallel_residual") else "pre"
     return with_layers(spec, form=form, dropout=BOTH if dropout else ())
@@ -58,9 +58,9 @@ def gptj_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias; an fp32 table of all positions."""
     table = config.integer("max_position_embeddings") * config.integer("rotary_dim") * 4
     head = spec.head.but(bias=True)
-    front = ("dropout",) if drops(config, "embd_pdrop") else ()
+    front = ("dropout",) if config.drops("embd_pdrop") else ()
     spec = spec.but(head=head, buffer_bytes=table, front=front)
-    return with_layers(spec, dropout=BOTH if drops(config, "resid_pdrop") else ())
+    return with_layers(spec, dropout=BOTH if config.drops("resid_pdrop") else ())
 
 
 def phi_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -86,8 +86,8 @@ def phi_attention(family: Family, config: Config, window: int | None) -> Attenti
 def phi_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias."""
     head = spec.head.but(bias=True)
-    spec = spec.but(head=head, front=("dropout",) if drops(config, "embd_pdrop") else ())
-    return with_layers(spec, dropout=BOTH if drops(config, "resid_pdrop") else ())
+    spec = spec.but(head=head, front=("dropout",) if config.drops("embd_pdrop") else ())
+    return with_layers(spec, dropout=BOTH if config.drops("resid_pdrop") else ())
 
 
 gptj = partial(

@@ -9,9 +9,9 @@ from functools import partial
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, build
-from memplan.arch.layer_norm_parts import ACTIVATIONS, drops, row
-from memplan.errors import ModelError
-from memplan.spec.encoders import Encoder, Pooler
+from memplan.arch.encoders import both_stacks, pooled
+from memplan.arch.layer_norm_parts import ACTIVATIONS, row
+from memplan.spec.encoders import Encoder
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm
@@ -48,7 +48,7 @@ def feed_forward(family: Family, config: Config) -> list[FeedForward]:
         activation="gelu_new" if given == "gated-gelu" else ACTIVATIONS[kind[-1]],
         gated=gated,
         linears=(*into, Linear(name="wo", inputs=inner, outputs=hidden)),
-        dropout=drops(config, "dropout_rate"),
+        dropout=config.drops("dropout_rate"),
     )
     return [made] * config.integer("num_hidden_layers")
 
@@ -62,7 +62,7 @@ def attention(family: Family, config: Config, window: int | None) -> Attention:
         num_kv_heads=heads,
         head_dim=width,
         linears=(*into, Linear(name="o", inputs=heads * width, outputs=hidden)),
-        dropout=drops(config, "dropout_rate"),
+        dropout=config.drops("dropout_rate"),
         rotary="none",
         style="t5",
     )
@@ -70,15 +70,11 @@ def attention(family: Family, config: Config, window: int | None) -> Attention:
 
 def finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Two stacks of the same layers; those of the second attend to the first."""
-    if not config.flag("is_encoder_decoder") or config.flag("is_decoder"):
-        raise ModelError(
-            f"is_encoder_decoder of {config.model_type} must be true and is_decoder false",
-            "memplan describes its encoder and decoder together",
-        )
+    both_stacks(config)
     hidden, layer = spec.hidden_size, spec.runs[0].layer
     layers = spec.num_layers
     decoder = config.integer("num_decoder_layers")
-    dropped = drops(config, "dropout_rate")
+    dropped, rested = config.drops("dropout_rate"), config.drops("classifier_dropout")
     layer = layer.but(
         norms=tuple(t5_norm("layer_norm", hidden) for _ in range(2)),
         dropout=("mixer", "feed-forward") if dropped else (),
@@ -101,12 +97,7 @@ def finish(spec: ModelSpec, config: Config) -> ModelSpec:
         encoder=Encoder(layers=layers, final_norm=t5_norm("final_layer_norm", hidden), dropout=dropped),
         final_norm=t5_norm("final_layer_norm", hidden),
         scaled_head_input=scaled,
-        scoring=Pooler(
-            linears=(Linear(name="dense", inputs=hidden, outputs=hidden, bias=True),),
-            score=Linear(name="out_proj", inputs=hidden, outputs=1, bias=True),
-            first_dropout=drops(config, "classifier_dropout"),
-            dropout=drops(config, "classifier_dropout"),
-        ),
+        scoring=pooled(hidden, "dense", "out_proj", first_dropout=rested, dropout=rested),
         notes=(*spec.notes, SEPARATE_HEAD) if untied else spec.notes,
     )
 

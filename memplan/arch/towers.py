@@ -102,9 +102,9 @@ def plain_mlp(width: int, inner: int, activation: str, names: tuple[str, str] = 
     return FeedForward(intermediate=inner, activation=activation, gated=False, linears=(first, second))
 
 
-def layer_norm(name: str, width: int) -> Norm:
-    """A LayerNorm with bias."""
-    return Norm(name=name, width=width, kind="layer", bias=True)
+def layer_norm(name: str, width: int, bias: bool = True) -> Norm:
+    """An ``nn.LayerNorm``."""
+    return Norm(name=name, width=width, kind="layer", bias=bias)
 
 
 def vision_config(raw: Config, model_type: str, names: Mapping[str, str] | None = None) -> Config:
