@@ -613,3 +613,21 @@ def test_what_shapes_a_tower_is_asked_about_with_the_model() -> None:
     assert found.fits == "unclear"
     assert "--model" in found.hint, found.text
     assert "--without mm_spatial_pool_mode" in found.hint, found.hint
+
+
+def test_a_head_is_trained_where_a_script_freezes_the_model_beneath_it() -> None:
+    backbone = ["layers", "embed_tokens", "norm"]
+    qwen = f"{SEES.replace('3B', '7B')} --tune_mm_llm False --tune_mm_mlp True --max_pixels 50176"
+    assert job(qwen, "qwenvl/train/train_qwen.py")["freeze"] == [*backbone, "vision_tower"]
+    assert job(f"{LLAVA_OF_4_37} --freeze_backbone True", "llava/train/train.py")["freeze"][:3] == backbone
+    only = job(f"{LLAVA_OF_4_37} --tune_mm_mlp_adapter True", "llava/train/train.py")["freeze"]
+    assert only == ["language_model", "vision_tower"]  # model.requires_grad_(False)
+
+
+def test_a_model_that_nobody_gives_is_asked_for_with_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    line = f"{PLAIN} --model_max_length 512 --image_folder x".replace("Qwen/Qwen2.5-0.5B", "someone/else-align")
+    found = check(line)
+    assert found.fits == "error"
+    assert "llava-hf/llava-1.5-7b-hf" in found.hint or "Qwen/Qwen2.5-VL" in found.hint, found.hint
+    assert "--model Qwen/Qwen2.5-7B " not in found.hint

@@ -48,6 +48,7 @@ def read(tmp_path: Path, text: str, **options: Any) -> JobInput:
     ("name", "adapter", "precision", "quantization"),
     [
         ("3.2-1B", "qlora", "bf16", "nf4-double"),
+        ("3.2-1B", "qlora\nbnb_4bit_quant_type: fp4\nbnb_4bit_use_double_quant: false", "bf16", "nf4-double"),
         ("3.2-1B", "lora", "bf16-amp", "none"),
         ("3.2-1B", "lora\ndeepspeed: ds.json", "auto", "none"),
         ("3.2-1B-bnb-4bit", "lora", "bf16", "nf4-double"),
@@ -59,6 +60,7 @@ def test_four_bits_are_quantised_for_qlora_alone(
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
     found = read(tmp_path, QLORA.replace("3.2-1B", name).replace("adapter: qlora", f"adapter: {adapter}"), num_gpus=8)
     assert (found.job.precision, found.job.quantization or "none") == (precision, quantization)
+    assert not [each for each in found.unread if each.decides]
 
 
 def test_a_published_example(tmp_path: Path) -> None:

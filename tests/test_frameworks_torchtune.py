@@ -8,6 +8,7 @@ from framework_cases import changed, decided
 from framework_cases import read_text as read
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.asking import one_hint
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import framework_of
 from memplan.reporting import peak
@@ -154,7 +155,9 @@ def test_one_key(tmp_path: Path, old: str, new: str, key: str, value: object) ->
     ],
 )
 def test_what_decides_and_is_not_modelled_is_named(tmp_path: Path, old: str, new: str, key: str, decides: str) -> None:
-    assert decided(read(tmp_path, changed(CONFIG, old, new))) == {key: decides}
+    found = read(tmp_path, changed(CONFIG, old, new))
+    assert decided(found) == {key: decides}
+    assert key != "loss._component_" or f"--without {key}" in one_hint(found.unread)
 
 
 @pytest.mark.parametrize(

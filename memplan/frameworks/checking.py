@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from memplan import errors
 from memplan.engine.allocator.reserved import BY_BOUND, Play
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
+from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, model_hint, one_hint, within_positions
 from memplan.frameworks.assumed import assumed
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
@@ -152,6 +152,7 @@ def _check(
             return spread(found, given, answer) if found.fits == "unclear" else found
         except errors.ModelNotFound as error:  # with what else is asked for
             like = question(given.job.model, given.job.lora and given.job.lora.targets, given.unread, options)
+            like = like.replace(SUCH["model"], SEES_TOKENS.removeprefix("add ")) if given.job.images else like
             raise errors.ModelNotFound(error.message, f"{error.hint}; or {like}") from None
         except InvalidJob as error:
             try:

@@ -37,6 +37,8 @@ def read_beside(dialect: Dialect) -> None:
 
 FROZEN = (("llm", "language_model"), ("tower", "vision_tower"), ("projector", "multi_modal_projector"))
 
+BACKBONE = ("layers", "embed_tokens", "norm")
+"""A language model but for its head."""
 NEXT = {"llm": "mm_language_model", "tower": "mm_vision_tower", "projector": "mm_mlp_adapter"}
 """LLaVA-NeXT's words in mm_tunable_parts."""
 
@@ -60,7 +62,10 @@ def read_freezing(dialect: Dialect) -> None:
     if keys.draft.values.get("lora") is not None or "lora" in keys.draft.given:
         _beside_adapters(dialect, [module for module in ("vision_tower", "multi_modal_projector") if not by[module]])
     elif frozen:
-        keys.put("freeze", frozen, *dict.fromkeys(by[module] for module in frozen))
+        told = dict.fromkeys(by[module] for module in frozen)
+        if dialect.script is not None and dialect.script.head and by["language_model"] not in ("", only):
+            frozen = [*BACKBONE, *frozen[1:]]
+        keys.put("freeze", frozen, *told)
 
 
 def _beside_adapters(dialect: Dialect, left: list[str]) -> None:
@@ -95,8 +100,7 @@ def read_images(dialect: Dialect) -> None:
     """``images``: one an example, as large as the processor may make it; where nothing bounds them, or an example is a
     video, as many as the sequence holds."""
     keys = dialect.keys
-    seen = [name for part, _ in FROZEN[1:] for kind in ("freeze", "tune") if (name := dialect.one(f"{kind}-{part}"))]
-    of_tower = next((name for name in (*TOWERS, *seen) if keys.has(name)), "")
+    of_tower = next((name for name in TOWERS if keys.has(name)), "") or _sees(dialect)
     names = f"{dialect.program} {keys.draft.values.get('model') or ''} {keys.draft.options.get('model') or ''}"
     of_tower = of_tower or ("output_dir" if SEES.search(names) else "")
     found, key = _image(dialect)
