@@ -1,39 +1,9 @@
 """From a Hugging Face config.json to a ModelSpec, exactly as transformers 5.23 builds the model.
 
-Files group families by what their layers are made of, and a family is one row of data in one of them::
-
-    config.py            reading a key: type, range, the default of the class; keys that are not the class's own
-    attention.py         softmax attention: heads, projections, windows
-    decoder.py           a decoder of attention and feed-forward layers, from a row and a config
-    dense.py             rows: gated feed-forwards
-    llama_like.py        rows: more of them, close to Llama, some of them outside transformers
-    post_norm.py         rows: norms after, around, once for both, or without parameters
-    learned_positions.py rows: LayerNorm, feed-forwards without gate, learned positions
-    alibi.py             rows: the same with slopes of distance
-    layer_norm.py        rows: the same with rotary embeddings
-    falcon.py            a row: Falcon in its many forms
-    parallel_branches.py rows: LayerNorm, attention and feed-forward side by side
-    layer_norm_parts.py  what these five share
-    moe.py               rows: routed experts
-    state_space.py       rows: Mamba and its kin, and the mixers of hybrids
-    hybrid.py            rows: attention and state spaces in turn or side by side
-    nemotron_h.py        a row: one sub-layer to each layer
-    gated_delta.py       rows: gated delta rules (Qwen3-Next, Qwen3.5)
-    lfm2.py              rows: short convolutions
-    gemma3n.py           a row: Gemma 3n by its parameters
-    recurrent_gemma.py   a row: gated recurrences, by their parameters
-    zamba2.py            a row: blocks that share weights, by their parameters
-    albert.py            a row: layers that are applied again, by their parameters
-    gemma4.py            a row: layers that share keys and values, and have inputs of their own
-    linear_attention.py  rows: MiniMax-01 and RWKV
-    encoders.py          rows: encoders of masked tokens (BERT and its kin)
-    deberta.py           a row: relative positions in the scores
-    modernbert.py        a row: local and global encoders
-    bart.py              a row: an encoder-decoder with learned positions
-    t5.py                rows: encoder-decoders with a bias of relative positions
-
-Another kind of layer (low-rank attention, state spaces, a vision tower in front) is another file
-with ``ROWS`` of its own, named in the list below; ``FAMILIES`` where more than ``build`` makes a model of a row."""
+Files group families by what their layers are made of, which each says in its first line; a family is one row of data
+(``ROWS``) of a file that ``FILES`` names, and stands in ``FAMILIES`` where more than ``build`` makes a model of it.
+``config`` reads a key, ``attention`` heads and windows, ``decoder`` makes a spec of a row and a config; parts that rows
+share are in ``layer_norm_parts``, ``routed``, ``towers``. Another kind of layer is another file."""
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
