@@ -7,6 +7,7 @@ from typing import Any
 
 from memplan.engine.generation.figures import Figures
 from memplan.spec.generation import Generator
+from memplan.units import attributes_of
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -49,26 +50,13 @@ class Engine:
 
 def as_engine(of: Generator, found: Figures) -> Engine:
     """The figures as a report has them."""
-    return Engine(
-        name=of.engine,
-        version=of.version,
-        budget_bytes=found.budget,
-        weights_bytes=found.weights,
-        activation_bytes=found.activation,
-        non_torch_bytes=found.non_torch,
-        graph_bytes=found.graphs,
-        kv_bytes=found.kv,
-        kv_bytes_per_token=found.kv_per_token,
-        kv_tokens=found.kv_tokens,
-        max_concurrency=round(found.concurrency, 2),
-        awake_bytes=found.awake.expected,
-        asleep_bytes=found.asleep.expected,
-        starts=found.starts,
-        why=found.why,
-        hint=found.hint,
-        may_start=found.may_start,
-        may_fail=found.may_fail,
+    figures = attributes_of(
+        found,
+        """budget_bytes=budget weights_bytes=weights activation_bytes=activation non_torch_bytes=non_torch
+        graph_bytes=graphs kv_bytes=kv kv_bytes_per_token=kv_per_token kv_tokens awake_bytes=awake.expected
+        asleep_bytes=asleep.expected starts why hint may_start may_fail""",
     )
+    return Engine(of.engine, of.version, max_concurrency=round(found.concurrency, 2), **figures)
 
 
 @dataclass(slots=True, eq=False, repr=False)

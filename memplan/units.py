@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from memplan.errors import UsageError
@@ -28,6 +29,11 @@ def words_of(text: str) -> tuple[str, ...]:
 def pairs_of(text: str) -> dict[str, str]:
     """``name=meaning`` of each word of a text; a word alone means itself."""
     return {name: meaning if sign else name for name, sign, meaning in (word.partition("=") for word in text.split())}
+
+
+def attributes_of(of: Any, names: str) -> dict[str, Any]:
+    """What stands in an object under each of these names, or under the path behind its ``=``."""
+    return {name: attrgetter(path)(of) for name, path in pairs_of(names).items()}
 
 
 def by_word(table: Mapping[str, str]) -> dict[str, str]:

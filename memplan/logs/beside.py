@@ -8,6 +8,7 @@ from memplan.logs.measured import Figure, figures, unaccounted
 from memplan.logs.reading import Log
 from memplan.report import Report, plain
 from memplan.tables.texts import texts_by_name
+from memplan.units import attributes_of
 
 TITLES = texts_by_name(__file__)
 NUMBERS = ("kv_blocks", "kv_tokens", "max_model_len", "concurrency")
@@ -136,17 +137,11 @@ def estimated(report: Report) -> dict[str, float]:
     found: dict[str, float] = {}
     engine, gpu = report.engine, report.per_gpu
     if engine is not None:
-        found |= {
-            "budget": engine.budget_bytes,
-            "weights": engine.weights_bytes,
-            "activation": engine.activation_bytes,
-            "non_torch": engine.non_torch_bytes,
-            "graphs": engine.graph_bytes,
-            "kv": engine.kv_bytes,
-            "kv_per_token": engine.kv_bytes_per_token,
-            "kv_tokens": engine.kv_tokens,
-            "concurrency": engine.max_concurrency,
-        }
+        found |= attributes_of(
+            engine,
+            """budget=budget_bytes weights=weights_bytes activation=activation_bytes non_torch=non_torch_bytes
+            graphs=graph_bytes kv=kv_bytes kv_per_token=kv_bytes_per_token kv_tokens concurrency=max_concurrency""",
+        )
         found |= {"asleep": engine.asleep_bytes} if engine.asleep_bytes < engine.awake_bytes else {}
     if report.job.get("method") != "generate":
         found |= {"max_allocated": gpu.allocated_bytes, "max_reserved": gpu.reserved_bytes.expected}

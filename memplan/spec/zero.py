@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from memplan.tables.styles import Device, ZeroWrapper
+from memplan.units import attributes_of
 
 MOST = 10**13
 """Elements that are no limit."""
@@ -68,22 +69,17 @@ class Zero(NamedTuple):
 
     def as_config(self) -> dict[str, Any]:
         """The sub-keys of ``zero_optimization`` that say the same."""
-        config: dict[str, Any] = {
-            "reduce_bucket_size": self.reduce_bucket_size,
-            "overlap_comm": self.overlap_comm,
-            "contiguous_gradients": self.contiguous_gradients,
-            "reduce_scatter": self.reduce_scatter,
-            "round_robin_gradients": self.round_robin_gradients,
-        }
+        config = attributes_of(
+            self, "reduce_bucket_size overlap_comm contiguous_gradients reduce_scatter round_robin_gradients"
+        )
         if self.wrapper == "zero3":
-            config |= {
-                "sub_group_size": self.sub_group_size,
-                "stage3_prefetch_bucket_size": self.prefetch_bucket_size,
-                "stage3_param_persistence_threshold": self.param_persistence_threshold,
-                "stage3_max_live_parameters": self.max_live_parameters,
-                "stage3_max_reuse_distance": self.max_reuse_distance,
-                "stage3_allgather_sequential": self.allgather_sequential,
-            }
+            config |= attributes_of(
+                self,
+                """sub_group_size stage3_prefetch_bucket_size=prefetch_bucket_size
+                stage3_param_persistence_threshold=param_persistence_threshold
+                stage3_max_live_parameters=max_live_parameters stage3_max_reuse_distance=max_reuse_distance
+                stage3_allgather_sequential=allgather_sequential""",
+            )
         for name, where in (("offload_optimizer", self.optimizer), ("offload_param", self.parameters)):
             if where:
                 config[name] = {"device": where.device, "pin_memory": where.pinned}

@@ -11,7 +11,7 @@ from memplan.presets import find_preset
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.other_models import ExtraModel
-from memplan.units import MiB
+from memplan.units import MiB, attributes_of
 
 CONFIG = "verl.yaml"
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo"}
@@ -163,20 +163,13 @@ def _rollout(of: Generator | None) -> dict[str, Any]:
         return {"name": "hf" if of else "vllm"}
     if of.separate:
         raise InvalidJob("rollout.placement: separate cannot be said to verl's main_ppo", "use colocate")
-    values = {
-        "name": of.engine,
-        "tensor_model_parallel_size": of.tensor_parallel,
-        "data_parallel_size": of.data_parallel,
-        "pipeline_model_parallel_size": of.pipeline_parallel,
-        "expert_parallel_size": of.expert_parallel,
-        "gpu_memory_utilization": of.share,
-        "max_model_len": of.max_model_len,
-        "max_num_seqs": of.max_num_seqs,
-        "max_num_batched_tokens": of.max_num_batched_tokens,
-        "enforce_eager": of.eager,
-        "logprobs_mode": of.logprobs_mode,
-        "free_cache_engine": of.sleep > 0,
-    }
+    values = attributes_of(
+        of,
+        """name=engine tensor_model_parallel_size=tensor_parallel data_parallel_size=data_parallel
+        pipeline_model_parallel_size=pipeline_parallel expert_parallel_size=expert_parallel
+        gpu_memory_utilization=share max_model_len max_num_seqs max_num_batched_tokens enforce_eager=eager
+        logprobs_mode""",
+    ) | {"free_cache_engine": of.sleep > 0}
     bucket = of.syncing.bucket_bytes
     return values | ({"checkpoint_engine": {"update_weights_bucket_megabytes": bucket // MiB}} if bucket else {})
 
