@@ -5,62 +5,20 @@ Source: Axolotl 0.19 deepspeed_configs/, LLaMA-Factory 0.9.5 examples/deepspeed/
 allenai/open-instruct@e6c3044 configs/ds_configs/."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks.asking import SUCH
 from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.draft import ASSUMED, Draft, Origin
 from memplan.frameworks.following import Missing
+from memplan.tables.texts import parts_of, settings_in
 
-_AUTO = dict.fromkeys(
-    ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto"
-)
-_CPU: dict[str, Any] = {"device": "cpu", "pin_memory": True}
-_AXOLOTL: dict[str, Any] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True, **_AUTO,
-                            "sub_group_size": 0}  # fmt: skip
-_FACTORY: dict[str, Any] = {"stage": 3, "overlap_comm": False, "contiguous_gradients": True, **_AUTO,
-                            "sub_group_size": 1e9}  # fmt: skip
-_FLAT: dict[str, Any] = {"allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8, "overlap_comm": False,
-                         "contiguous_gradients": True, "round_robin_gradients": True}  # fmt: skip
-_ZERO2: dict[str, Any] = {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True,
-                          "overlap_comm": True}  # fmt: skip
-_XTUNER: dict[str, Any] = {"overlap_comm": True}
-_OPEN: dict[str, Any] = {"overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": "auto"}
-_OPEN_3: dict[str, Any] = {**_OPEN, **_AUTO, "stage": 3, "sub_group_size": 1e9, "stage3_max_live_parameters": 1e9,
-                           "stage3_max_reuse_distance": 1e9}  # fmt: skip
 _BF16 = {"bf16": {"enabled": True}}
-ZERO: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "deepspeed_configs/zero1.json": ("Axolotl", {"stage": 1, "overlap_comm": True}),
-    "deepspeed_configs/zero1_torch_compile.json": ("Axolotl", {"stage": 1, "overlap_comm": True}),
-    "deepspeed_configs/zero2.json": ("Axolotl", _ZERO2),
-    "deepspeed_configs/zero2_torch_compile.json": ("Axolotl", _ZERO2),
-    "deepspeed_configs/zero3.json": ("Axolotl", _AXOLOTL),
-    "deepspeed_configs/zero3_bf16.json": ("Axolotl", _AXOLOTL),
-    "deepspeed_configs/zero3_bf16_cpuoffload_all.json": (
-        "Axolotl", {**_AXOLOTL, "offload_optimizer": _CPU, "offload_param": _CPU}),
-    "deepspeed_configs/zero3_bf16_cpuoffload_params.json": ("Axolotl", {**_AXOLOTL, "offload_param": _CPU}),
-    "examples/deepspeed/ds_z0_config.json": ("LLaMA-Factory", {"stage": 0, **_FLAT}),
-    "examples/deepspeed/ds_z2_config.json": ("LLaMA-Factory", {"stage": 2, **_FLAT}),
-    "examples/deepspeed/ds_z2_offload_config.json": (
-        "LLaMA-Factory", {"stage": 2, **_FLAT, "offload_optimizer": _CPU}),
-    "examples/deepspeed/ds_z3_config.json": ("LLaMA-Factory", _FACTORY),
-    "examples/deepspeed/ds_z3_offload_config.json": (
-        "LLaMA-Factory", {**_FACTORY, "offload_optimizer": _CPU, "offload_param": _CPU}),
-    "xtuner/deepspeed_zero1.json": ("XTuner", {"stage": 1, **_XTUNER}),
-    "xtuner/deepspeed_zero2.json": ("XTuner", {"stage": 2, **_XTUNER}),
-    "xtuner/deepspeed_zero2_offload.json": ("XTuner", {"stage": 2, **_XTUNER, "offload_optimizer": _CPU}),
-    "xtuner/deepspeed_zero3.json": ("XTuner", {"stage": 3, **_XTUNER}),
-    "xtuner/deepspeed_zero3_offload.json": (
-        "XTuner", {"stage": 3, **_XTUNER, "offload_optimizer": _CPU, "offload_param": _CPU}),
-    "ds_configs/stage2_no_offloading_accelerate.conf": ("open-instruct", {"stage": 2, **_OPEN}),
-    "ds_configs/stage3_no_offloading_accelerate.conf": ("open-instruct", _OPEN_3),
-    "ds_configs/stage3_no_offloading.conf": ("open-instruct", _OPEN_3),
-    "ds_configs/stage3_offloading_accelerate.conf": (
-        "open-instruct", {**_OPEN_3, "offload_optimizer": _CPU, "offload_param": _CPU}),
-    "ds_configs/stage3_offloading.conf": (
-        "open-instruct", {**_OPEN_3, "offload_optimizer": _CPU, "offload_param": _CPU}),
-}  # fmt: skip
+ZERO: dict[str, tuple[str, dict[str, Any]]] = {}
+for _heading, _text in parts_of(__file__).items():
+    _own, _, _under = _heading.partition(" < ")
+    _whose, _, _path = _own.partition(" ")
+    ZERO[_path] = _whose, {**(ZERO[_under][1] if _under else {}), **settings_in(_text)}
 """``zero_optimization`` by path, and whose it is."""
 _ADAMW = {"optimizer": {"type": "AdamW", "params": {}}}
 _MORE = dict.fromkeys(("ds_configs/stage3_no_offloading.conf", "ds_configs/stage3_offloading.conf"), _ADAMW)
