@@ -12,37 +12,12 @@ from urllib.parse import unquote
 from memplan.errors import ModelNotFound, nearest
 from memplan.hub.cache import DEFAULT_REVISION, cached_models, cached_revisions
 from memplan.presets import near_models
+from memplan.tables.texts import texts_by_name
 from memplan.units import pairs_of
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 
-CASES: dict[str, tuple[str, str]] = {
-    "invalid-id": ("not a Hub repository id: {repo!r}", "write organisation/name, such as Qwen/Qwen3-8B"),
-    "is-a-url": ("not a Hub repository id: {repo!r}", "write {detail}"),
-    "bad-endpoint": ("HF_ENDPOINT is not a URL: {detail}", f"unset it, or write one such as {PUBLIC_ENDPOINT}"),
-    "gated": ("{what} is gated, and no token is set", "accept its terms at {page} and set HF_TOKEN"),
-    "gated-token": ("{what} is gated, and your token has no access to it", "ask for access at {page}"),
-    "missing": ("no repository {what} at {endpoint}", "check the spelling; if it is private, set HF_TOKEN"),
-    "missing-token": ("no repository {what} at {endpoint}", "check the spelling; if it is private, check your token"),
-    "bad-token": ("the Hub rejects the token, asked for {what}", "renew HF_TOKEN, or unset it for a public model"),
-    "token-text": ("HF_TOKEN holds characters that no token has", "copy it again from {endpoint}/settings/tokens"),
-    "forbidden": ("the Hub forbids access to {what} (status 403)", "check what your token may read, and see {page}"),
-    "revision": ("{repo!r} has no revision {revision!r}", "give a branch, tag or commit, or leave it out for 'main'"),
-    "no-file": ("{what} has no {file}", "give the repository of the original model (transformers format)"),
-    "offline": ("{what} is not cached, and {detail} is set", "unset {detail} to ask the Hub"),
-    "unreachable": ("cannot reach the Hub at {endpoint} for {what}: {detail}", "check the network and HF_ENDPOINT"),
-    "slow": ("the Hub at {endpoint} did not answer in time for {what}: {detail}", "check the network, or try later"),
-    "busy": ("the Hub at {endpoint} limits requests, asked for {what} (status 429)", "wait a while, or set HF_TOKEN"),
-    "server": ("the Hub at {endpoint} answered with status {detail} for {what}", "try again later"),
-    "redirects": ("{endpoint} redirects without end for {what}", "check HF_ENDPOINT"),
-    "protocol": ("{endpoint} does not answer as a Hub for {what}: {detail}", "check HF_ENDPOINT and any proxy"),
-    "incomplete": ("{file} of {what} does not arrive whole: {detail}", "try again, or check HF_ENDPOINT and any proxy"),
-    "too-large": ("{file} of {what} is too large: {detail}", "check that this is the repository you mean"),
-    "not-json": ("{file} of {what} is not usable: {detail}", "check HF_ENDPOINT and any proxy, or the repository"),
-    "cached-not-json": ("the cached {file} of {what} is not usable: {detail}", "delete that file and try again"),
-    "header": ("the safetensors headers of {what} are not usable: {detail}", "leave the check of totals out"),
-    "no-disk": ("{file} of {what} cannot be cached: {detail}", "set HF_HOME to a folder that can be written"),
-}
+CASES = {name: text.split(" | ") for name, text in texts_by_name(__file__).items()}
 """Message and hint of each case."""
 
 _CASE_OF_CLASS = pairs_of(

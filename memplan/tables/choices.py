@@ -6,6 +6,7 @@ from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import FLOAT8, PRECISIONS
 from memplan.tables.quantizations import QUANTIZATIONS
+from memplan.tables.texts import parts_of, rows_of
 from memplan.tables.trainers import TRAINERS
 from memplan.units import by_word, pairs_of, words_of
 
@@ -32,64 +33,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "entropy": ("unscored", "none", "metric", "loss"),
 }
 
-_ADAPTED = "it says how weights are trained, not what for: use --method sft, say, with "
-INSTEAD = {
-    "lora": _ADAPTED + "--lora",
-    "qlora": _ADAPTED + "--lora --load-in-4bit",
-    "full": _ADAPTED + "--no-lora",
-    "pretrain": "use sft: a pretraining step is one of supervised fine-tuning",
-    "rlhf": "use ppo, grpo, rloo or online-dpo",
-    "unsloth": "memplan check SCRIPT.py reads a script of it; else use --trainer trl --lora, with "
-    "--kernels unsloth; its engine of grpo is --set rollout.shared_weights=true",
-    "fp8": "products in fp8 are keys of their own: --set float8=tensorwise (torchao), or "
-    "--set megatron.fp8_format=hybrid (TransformerEngine)",
-    "torchtitan": "memplan check CONFIG.toml reads its file; else use --trainer pytorch --sharding fsdp2",
-    "deepspeed-chat": "memplan check SCRIPT.sh reads its commands; its loops are closest to pytorch, with a ZeRO stage",
-    "lightning": "Lightning starts another's model: use pytorch for its loop, with sharding ddp, fsdp, fsdp2 or zero3",
-    "fsdp": "FSDP shards another's loop: use transformers, trl or pytorch, with sharding fsdp or fsdp2",
-    "axolotl": "Axolotl trains by the Hugging Face Trainer, and preferences by TRL: use transformers or trl; "
-    "memplan check CONFIG.yaml reads its file",
-    "deepspeed": "DeepSpeed shards another's loop: use transformers, trl or pytorch, "
-    "with sharding zero1, zero2 or zero3",
-    "accelerate": "accelerate starts another's loop: use transformers or trl, or pytorch for a loop of your own",
-    "open-instruct": "memplan check SCRIPT.sh reads its commands; its loops are closest to pytorch",
-}
+_SPELLINGS = {key: rows_of(text) for key, text in parts_of(__file__).items()}
+INSTEAD = _SPELLINGS.pop("instead")
 """Words that are no value, and what they mean."""
-
-_SPELLINGS = {
-    "dtype": {"bf16": "bfloat16", "fp16": "float16 half", "fp32": "float32 float"},
-    "optimizer": {
-        "adamw": "adamw_torch adamw_torch_fused adam",
-        "adamw-8bit": "adamw_bnb_8bit adamw_8bit",
-        "paged-adamw-8bit": "paged_adamw_8bit",
-        "paged-adamw": "paged_adamw_32bit paged_adamw",
-        "paged-lion": "paged_lion_32bit",
-        "paged-lion-8bit": "paged_lion_8bit",
-        "adamw-4bit": "adamw_torch_4bit",
-        "lion": "lion_32bit",
-        "galore": "galore_adamw",
-        "apollo": "apollo_adamw",
-        "schedule-free": "schedule_free_adamw",
-    },
-    "trainer": {
-        "transformers": "hf huggingface hf-trainer",
-        "llamafactory": "llama-factory llama_factory",
-        "swift": "ms-swift",
-        "megatron": "megatron-lm",
-        "pytorch": "torch",
-    },
-    "float8": {"rowwise-gw-hp": "rowwise_with_gw_hp"},
-    "sharding": {"zero0": "zero-0", "zero1": "zero-1", "zero2": "zero-2", "zero3": "zero-3"},
-    "attention": {"flash": "flash_attention_2 fa2"},
-    "quantization": {
-        "nf4": "4bit",
-        "nf4-double": "qlora",
-        "int8": "8bit llm.int8",
-        "gptq-4bit": "gptq",
-        "awq-4bit": "awq",
-        "hqq-4bit": "hqq",
-    },
-}
 SYNONYMS = {key: by_word(spellings) for key, spellings in _SPELLINGS.items()}
 """Other spellings that users bring."""
 
