@@ -622,6 +622,8 @@ def test_a_head_is_trained_where_a_script_freezes_the_model_beneath_it() -> None
     assert job(f"{LLAVA_OF_4_37} --freeze_backbone True", "llava/train/train.py")["freeze"][:3] == backbone
     only = job(f"{LLAVA_OF_4_37} --tune_mm_mlp_adapter True", "llava/train/train.py")["freeze"]
     assert only == ["language_model", "vision_tower"]  # model.requires_grad_(False)
+    tiny = job(f"{LLAVA_OF_4_37} --tune_type_llm frozen", "tinyllava/train/train.py")["freeze"]
+    assert tiny == ["language_model", "vision_tower"]  # its base.py: language_model.requires_grad_(False)
 
 
 def test_a_model_that_nobody_gives_is_asked_for_with_its_images(monkeypatch: pytest.MonkeyPatch) -> None:

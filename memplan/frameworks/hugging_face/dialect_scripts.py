@@ -31,8 +31,8 @@ class Script(NamedTuple):
     """Its vision tower is another key's than its language model."""
     beside: bool = False
     """Adapters stand on the language model alone; what is not frozen of tower and projector is trained whole."""
-    head: bool = False
-    """Its switch for the language model freezes ``model.model``: a head that is not tied is trained all the same."""
+    head: str = ""
+    """Its switch that freezes ``model.model``: a head that is not tied is trained all the same."""
     trainer: str = "transformers"
     """Whose Trainer it runs for supervised fine-tuning."""
     model: str = ""

@@ -63,7 +63,7 @@ def read_freezing(dialect: Dialect) -> None:
         _beside_adapters(dialect, [module for module in ("vision_tower", "multi_modal_projector") if not by[module]])
     elif frozen:
         told = dict.fromkeys(by[module] for module in frozen)
-        if dialect.script is not None and dialect.script.head and by["language_model"] not in ("", only):
+        if dialect.script is not None and by["language_model"] == dialect.script.head != "":
             frozen = [*BACKBONE, *frozen[1:]]
         keys.put("freeze", frozen, *told)
 
