@@ -23,6 +23,8 @@ HOLDERS = ("x-", "_", ".")
 """How keys begin that only hold what aliases name, by custom; such a key is no setting."""
 _ODD = re.compile(r"[-+]?(0[0-7_]+|[\d_]+(:[\d_]+)+(\.[\d_]*)?)")
 """Octal without a mark, and sexagesimal."""
+_DIFFERS = re.compile(r"[!?\t\ufeff\ud800-\udfff]|[|>][-+\d]*#")
+"""Where libyaml 0.2.5 and PyYAML 6.0 part: bare tags, ``?`` in words of a flow, tabs, byte order marks, ``|# note``."""
 _PLAIN_TAGS = ("str", "int", "float", "bool", "null", "seq", "map")
 _PLAIN_HINT = "write text, a number, a list or a mapping; put text that looks like something else in quotes"
 
@@ -181,33 +183,47 @@ def _text(path: Path, what: str) -> str:
         raise InvalidJob(f"{path}: cannot be read: {error}", f"give the path of a YAML file of {what}") from None
 
 
-def _composed(path: Path, text: str) -> tuple[Any, bool]:
-    """The root node, and whether there are aliases. Too deep or too much is refused before the rest is read."""
+def _composed(path: Path, text: str, own: bool = False) -> tuple[Any, bool]:
+    """The root node, and whether there are aliases. Too deep or too much is refused before the rest is read. By libyaml
+    where PyYAML has it; what the two take differently PyYAML's own parser reads, and says why not, as frameworks do."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        depth, values, named = 0, 0, False
+    quick = None if own or _DIFFERS.search(text) else getattr(yaml, "CSafeLoader", None)
+    loader = _loader_by(quick or yaml.SafeLoader)(text)
+    loader.path, loader.anchors = path, {}
+    try:
+        return loader.get_single_node(), loader.named
+    except yaml.YAMLError:
+        if quick is None:
+            raise
+        return _composed(path, text, own=True)
+    finally:
+        loader.dispose()
+
+
+@cache
+def _loader_by(parser: Any) -> Any:
+    """What composes nodes of a parser's events."""
+    import yaml
+    from yaml.composer import Composer
+
+    class Bounded(Composer):
+        path, depth, values, named = Path(), 0, 0, False
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            this: Any = self  # the stubs of PyYAML have no types for these
-            event = this.peek_event()
+            event = self.peek_event()  # type: ignore[attr-defined]
             line = event.start_mark.line + 1
             self.named = self.named or isinstance(event, yaml.AliasEvent)
-            self.values += 1
-            self.depth += 1
+            self.values, self.depth = self.values + 1, self.depth + 1
             if self.depth > MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
-                raise InvalidJob(f"{path}, line {line}: nested deeper than {MAX_DEPTH} levels", "flatten the file")
+                raise InvalidJob(f"{self.path}, line {line}: nested deeper than {MAX_DEPTH} levels", "flatten the file")
             if self.values > MAX_VALUES:
-                raise InvalidJob(f"{path}, line {line}: more than {MAX_VALUES} values", TOO_MANY)
+                raise InvalidJob(f"{self.path}, line {line}: more than {MAX_VALUES} values", TOO_MANY)
             node: Any = super().compose_node(parent, index)
             self.depth -= 1
             return node
 
-    loader = Loader(text)
-    try:
-        return loader.get_single_node(), loader.named
-    finally:
-        loader.dispose()
+    return type("Loader", (Bounded, parser), {"__init__": parser.__init__})
 
 
 def _refuse_what_grows(path: Path, node: Any, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks import documents
 from memplan.frameworks.asking import SHELLS, WRITE
 from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.sourced import MAX_BYTES, project_of
+from memplan.frameworks.sourced import MAX_BYTES, project_of, roots_of
 
 if TYPE_CHECKING:
     from memplan.frameworks.draft import Draft
@@ -36,12 +36,10 @@ def found_at(base: str, name: str) -> Path | None:
     """Where a file of this name lies: beside another, in the project around that, or in a folder between."""
     if any(len(os.fsencode(part)) > MOST_OF_A_NAME for part in name.split("/")):
         return None  # a text, which no system takes for a name
-    here = Path(base).resolve().parent
-    top = project_of(here)
-    between = [folder for folder in here.parents if top in folder.parents]
-    paths = (Path(os.path.normpath(root / name)) for root in (here, top, *between))  # ``gone/../conf`` is conf
-    paths = (path.resolve() for path in paths if path.is_file())
-    return next((path for path in paths if path.is_relative_to(top)), None)
+    roots, top = roots_of(base)
+    paths = (os.path.normpath(os.path.join(root, name)) for root in roots)  # ``gone/../conf`` is conf
+    found = (Path(path).resolve() for path in paths if os.path.isfile(path))
+    return next((path for path in found if path.is_relative_to(top)), None)
 
 
 _MODULE = re.compile(r"\w+(\.\w+)*")

@@ -8,6 +8,7 @@ trainer/ppo_trainer.py, cli/train_ppo_ray.py."""
 import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ _THEIRS = words(
     use_critic use_rm return_entropy None True False"""
 )
 """Names in conditions that say nothing, or hold for what is counted anyway."""
+MOST_KEPT = 12
+"""Files of copies that neighbours read too."""
 MOST_DEEP = 3
 """Assignments behind one another that a condition is followed through."""
 _LAYOUT = words("self config use_remove_padding padding_free use_fused_kernels")
@@ -65,7 +68,7 @@ class Seen(NamedTuple):
     @property
     def calls(self) -> str:
         """What it calls."""
-        return ast.unparse(self.node.func) if isinstance(self.node, ast.Call) else ""
+        return _written(self.node.func) if isinstance(self.node, ast.Call) else ""
 
     @property
     def given(self) -> list[ast.expr]:
@@ -82,13 +85,18 @@ class Found(NamedTuple):
     asked: str = ""
 
 
-def code_of(path: str, *names: str) -> list[Seen]:
+def code_of(path: str, *names: str) -> Sequence[Seen]:
     """What a file of the copy calls and assigns, the first of these names that is here; nothing where none is."""
     package = names[0].partition("/")[0]
+    return _code(next(filter(None, (in_copy(path, name, package) for name in names)), ""))
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _code(text: str) -> tuple[Seen, ...]:
     try:
-        return list(_seen(ast.parse(next(filter(None, (in_copy(path, name, package) for name in names)), ""))))
+        return tuple(_seen(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
-        return []
+        return ()
 
 
 def own_head(of: Places, actor: Sequence[Seen], said: Collection[str]) -> Found | None:
@@ -141,6 +149,11 @@ def own_entropy(actor: Sequence[Seen], workers: Sequence[Seen]) -> tuple[bool, s
     update = (each for each in actor if (each.method, each.calls) == (VERL.update[0], VERL.passes))
     asked = any(_with_entropy(each) for each in update if each.tests <= _THEIRS)
     return always or any(map(_with_entropy, scored)), "loss" if always else "metric" if asked else ""
+
+
+@lru_cache(maxsize=1 << 14)
+def _written(node: ast.expr) -> str:
+    return ast.unparse(node)
 
 
 def _with_entropy(seen: Seen) -> bool:

@@ -1,5 +1,6 @@
 """What a script takes from a file beside it: ``source common.env``, read as text of the script's own."""
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,14 +16,12 @@ def sourced_text(script: str, reference: str) -> tuple[str, str]:
     """(path, text) of a file that a script sources, in its folder or its project; empty for none that is plain text.
 
     Of a path that is not here its last parts are looked for, two at least: ``$HERE/models/qwen3-4B.sh``."""
-    here = Path(script).resolve().parent
-    top = project_of(here)
-    between = [folder for folder in here.parents if top in folder.parents]
+    roots, top = roots_of(script)
     parts = reference.split("/")
     ends = ("/".join(parts[-count:]) for count in range(min(len(parts) - 1, MOST_PARTS), 1, -1))
     for name in dict.fromkeys((reference, *ends, "/".join(parts[-2:]))):
-        for root in (here, top, *between):
-            path = (root / name).resolve()
+        for root in roots:
+            path = Path(root, name).resolve()
             if path.is_file() and path.is_relative_to(top) and path.stat().st_size <= MAX_BYTES:
                 try:
                     return str(path), path.read_bytes().decode("utf-8-sig")
@@ -43,9 +42,23 @@ def project_of(folder: Path) -> Path:
     return _project_of(folder, Path.cwd())
 
 
+def roots_of(path: str) -> tuple[tuple[str, ...], Path]:
+    """Where what a file names is looked for, in this order: in its folder, at the top of its project, in the folders
+    between; and that top."""
+    return _roots(os.path.dirname(os.path.realpath(path)), os.getcwd())
+
+
+@lru_cache(maxsize=256)
+def _roots(folder: str, here: str) -> tuple[tuple[str, ...], Path]:
+    top = _project_of(Path(folder), Path(here))
+    between = [each for each in Path(folder).parents if top in each.parents]
+    return tuple(map(str, (folder, top, *between))), top
+
+
 def forget() -> None:
     """Projects are looked for anew: their files may have changed."""
     _project_of.cache_clear()
+    _roots.cache_clear()
 
 
 @lru_cache(maxsize=256)

@@ -157,7 +157,8 @@ def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
     """The commands of a text of prose, or of a program's comments, that start a program of this name with options."""
     lines, end = text.split("\n") if program in text else [], -1
     for number, line in enumerate(lines):
-        if number <= end or not _LAUNCHERS.search(line):
+        begins = program in line or line.rstrip("`").endswith("\\")
+        if number <= end or not begins or not _LAUNCHERS.search(line):
             continue
         words, end = [_SIGNS.sub("", line).rstrip("`")], number
         while words[-1].endswith("\\") and end + 1 < len(lines):

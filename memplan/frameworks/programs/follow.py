@@ -46,17 +46,13 @@ def followed(document: Document, known: Known) -> Run:
     """The program, gone through once. Raises InvalidJob."""
     key = (repr((known.arguments, known.places, known.environment)), known.words)
     run = _cached(document.text, document.path, key, _Held(known))
-    if run.known == known:
-        return run
-    if run.asked_machine:
-        return _cached(
-            document.text,
-            document.path,
-            (*key, known.bf16, known.capability, known.memory, known.num_gpus),
-            _Held(known),
-        )
-    run = copy(run)
-    run.known = known
+    if run.asked_machine and run.known != known:
+        run = _cached(document.text, document.path, (*key, *known.machine), _Held(known))
+    if run.refusal is not None:
+        raise run.refusal.with_traceback(None)
+    if run.known != known:
+        run = copy(run)
+        run.known = known
     return run
 
 
@@ -90,13 +86,10 @@ def _go(text: str, path: str, known: Known) -> Run:
     """Once; and again past conditions that end it, where it makes no trainer before them: ``if dry_run: return``."""
     run = _gone(text, path, known)
     ends = run.uncalled and "__main__" in text
-    if (run.trainers and not ends) or not MAKES.search(text):
+    if (run.trainers and not ends) or run.refusal or not MAKES.search(text):
         return run
-    try:
-        again = _gone(text, path, known, hopeful=True)
-    except InvalidJob:
-        return run
-    return again if again.trainers and not (run.trainers and again.uncalled) else run
+    again = _gone(text, path, known, hopeful=True)
+    return again if not again.refusal and again.trainers and not (run.trainers and again.uncalled) else run
 
 
 def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
@@ -104,9 +97,12 @@ def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
     program, run = program_of(text, path), Run(known, python_calls, Files(path, starter))
     run.hopeful, run.saved_by = hopeful, lambda document: followed(document, Known()).saved
     parts = program.parts or [part for _, part in program.written]
-    run.program(parts)
-    plain = [] if run.trainers else loops.trainers(run, parts)
-    run.trainers, run.uncalled = run.trainers or plain, run.uncalled and not plain
+    try:
+        run.program(parts)
+        plain = [] if run.trainers else loops.trainers(run, parts)
+        run.trainers, run.uncalled = run.trainers or plain, run.uncalled and not plain
+    except InvalidJob as error:
+        run.refusal = error
     return run
 
 

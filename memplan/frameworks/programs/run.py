@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memplan.errors import InvalidJob
 from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.programs.files import Files
@@ -64,13 +65,12 @@ class Run(Statements):
         self.argv = [files.path, *(word.text for word in known.words)] if known.words else []
         self.doubts: list[str] = []
         self.left, self.turning, self.hopeful = [], 0, False
-        self.asked_machine = False
-        """Whether the program asks which card it has, or how many."""
+        self.asked_machine = False  # which card it has, or how many
+        self.refusal: InvalidJob | None = None  # why it is not gone through to its end
         self.trainers: list[Thing] = []
         self.things: list[Thing] = []
         """Objects of libraries, but models and trainers, and of the program's own classes, in their order."""
-        self.asked_card = False
-        """Whether the program asks the card for bfloat16."""
+        self.asked_card = False  # for bfloat16
         self.stack: list[ast.AST] = []
         self.uncalled = self.gone_aside = False
         """Whether its trainers are made in functions that nothing in the file calls; whether such were gone through."""
