@@ -13,6 +13,7 @@ from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks.checking import Checked, check_file
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.reading import read_target
+from memplan.resolve import resolve
 from memplan.spec.reading import JobInput
 
 HEAD = """
@@ -287,6 +288,42 @@ def test_unsloth_is_its_own_kernels(tmp_path: Path) -> None:
     assert any("hold no less" in each for each in read(tmp_path, dpo).warnings)
     engine = UNSLOTH.replace("load_in_4bit", "fast_inference=True, load_in_4bit")
     assert decides(read(tmp_path, engine)) == {"engine"}  # nothing is generated, and yet it is there
+
+
+FAST = """
+    from unsloth import FastLanguageModel  # pip install unsloth=={}
+    model, tok = FastLanguageModel.from_pretrained("Qwen/Qwen2.5-0.5B", max_seq_length={}{})
+    SFTTrainer(model=model, train_dataset=data, args=SFTConfig(per_device_train_batch_size=2)).train()
+"""
+ADAPTED = ")\n    model = FastLanguageModel.get_peft_model(model, r=16"
+
+
+@pytest.mark.parametrize(
+    ("version", "length", "head"),
+    [
+        ("2024.8", 2048, "cross-entropy"),
+        ("2025.3.19", 2048, "cut-cross-entropy"),
+        ("2025.3.19", 512, "cross-entropy"),
+        ("2025.9.1", 2048, "auto"),
+        ("2026.4", 512, "auto"),
+    ],
+)
+def test_a_pinned_unsloth_has_the_loss_of_its_day(tmp_path: Path, version: str, length: int, head: str) -> None:
+    given = read(tmp_path, FAST.format(version, length, ADAPTED), gpu="t4-16gb")
+    assert given.job.loss_head == head
+    share = given.job.unquantized_share
+    assert (share > 0) == (version != "2024.8")
+
+
+@pytest.mark.parametrize(("gpu", "precision"), [("t4-16gb", "fp16-amp"), ("l4-24gb", "bf16")])
+def test_unsloth_trains_all_of_a_model_in_fp32_where_the_card_has_no_bf16(
+    tmp_path: Path, gpu: str, precision: str
+) -> None:
+    given = read(tmp_path, FAST.format("2026.4", 512, ", full_finetuning=True"), gpu=gpu)
+    assert resolve(given).storage.precision.name == precision
+    assert "quantisation" in decides(
+        read(tmp_path, FAST.format("2026.4", 512, ", full_finetuning=True, qat_scheme='int4'"), gpu=gpu)
+    )
 
 
 def cells(*texts: str) -> str:

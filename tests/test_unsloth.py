@@ -62,6 +62,42 @@ def test_checkpoints_wait_on_the_host_but_the_last() -> None:
     assert not any(row.place == "host" for row in build_ledger(kept).rows)
 
 
+POSITIONS = 65536
+LONG = LLAMA | {"max_position_embeddings": POSITIONS}
+PAIR = 2 * HIDDEN // HEADS * 2
+"""Bytes of cos and sin in half precision, a position."""
+
+
+@pytest.mark.parametrize(
+    ("head", "expected", "high"),
+    [
+        ("auto", PAIR * POSITIONS, PAIR * POSITIONS),
+        ("cut-cross-entropy", PAIR * POSITIONS, 4 * PAIR * 32768),
+        ("cross-entropy", 4 * PAIR * 32768, 4 * PAIR * POSITIONS),
+    ],
+)
+def test_its_rotary_embeddings_keep_tables_of_all_positions(head: str, expected: int, high: int) -> None:
+    """Of the model; of each layer beside transformers before 4.48."""
+    row = next(row for row in build_ledger(recipe(model=LONG, loss_head=head)).rows if row.name.startswith("tables"))
+    assert (row.bytes, row.high) == (expected, high)
+
+
+def test_its_first_loss_turns_all_logits_into_their_gradient() -> None:
+    keys = {"loss_head": "cross-entropy", "trainer": "trl", "precision": "fp16"}
+    rows = build_ledger(recipe(**keys)).rows
+    logits = {(row.name, row.bytes) for row in rows if row.category == "logits" and "entropy" not in row.name}
+    whole = TOKENS * VOCABULARY
+    assert {size for _, size in logits} == {2 * whole, 4 * whole}  # and accelerate's copy of the outputs, which goes
+    backward = [row for row in rows if row.category == "logits" and row.born > 2 and "backward" in row.name]
+    assert {row.bytes for row in backward} == {2 * whole}
+
+
+def test_short_batches_have_all_logits_beside_cut_cross_entropy() -> None:
+    rows = {row.name: row for row in build_ledger(recipe(loss_head="cut-cross-entropy")).rows}
+    row = rows["logits of a batch of few tokens"]
+    assert (row.low, row.bytes) == (0, 1024 * VOCABULARY * 6)
+
+
 @pytest.mark.parametrize("quantization", ["none", "nf4", "nf4-double"])
 def test_the_range_reaches_to_the_same_layers_without_it(quantization: str) -> None:
     keys = {"quantization": quantization} | ({} if quantization == "none" else {"kbit_upcast": False})

@@ -17,7 +17,14 @@ from memplan.engine.passes import TracedPass
 from memplan.engine.resident_models import enter_residents, enter_waiting_reference
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
 from memplan.engine.rows.embedding import enter_buffers
-from memplan.engine.rows.kernels import enter_checkpoint_buffers, enter_compiled, enter_mixer_kernels, enter_unpacking
+from memplan.engine.rows.kernels import (
+    enter_checkpoint_buffers,
+    enter_compiled,
+    enter_logits_of_few,
+    enter_mixer_kernels,
+    enter_rotary_tables,
+    enter_unpacking,
+)
 from memplan.engine.rows.model import enter_batch, enter_embedding, enter_shared
 from memplan.engine.rows.outputs import enter_choices, enter_kept_logits, enter_outputs
 from memplan.engine.rows.passes import PassRows
@@ -196,7 +203,8 @@ def _enter_others(ledger: Ledger, parts: Parts) -> None:
 
 
 def _enter_surroundings(ledger: Ledger, parts: Parts) -> None:
-    for enter in (enter_batch, enter_buffers, enter_overhead, enter_mixer_kernels):
+    around = (enter_batch, enter_buffers, enter_overhead, enter_mixer_kernels, enter_rotary_tables, enter_logits_of_few)
+    for enter in around:
         enter(ledger, parts.recipe)
     enter_unpacking(ledger, parts.recipe, parts.weights)
     if parts.recipe.evaluating and parts.recipe.batch.eval_kept:

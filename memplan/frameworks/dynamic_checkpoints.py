@@ -6,9 +6,12 @@ from functools import cache
 
 from memplan.frameworks.draft import ASSUMED, Draft, Origin
 from memplan.tables.texts import parts_of, rows_of
+from memplan.tables.trainer import version_key
 
 DYNAMIC = re.compile(r"(?i)-unsloth-bnb-4bit$")
 SHARE_HINT = "add --unquantized-share 0.05, if so many of them are"
+SINCE = "2024.12"
+"""Unsloth's first version that loads one in a model's place (models/mapper.py)."""
 MOST = {"text": 0.08, "images": 0.25}
 """No less than in any whose size is published (0.074; 0.245 with the vision tower)."""
 
@@ -29,7 +32,8 @@ def put_share_left(draft: Draft) -> None:
         return
     last = name.rstrip("/").rpartition("/")[2].lower()
     plain, is_one = DYNAMIC.sub("", last), DYNAMIC.search(last) is not None
-    if not is_one and ("unsloth" not in draft.facts or last.endswith("-bnb-4bit")):
+    before = version_key(draft.facts.get("unsloth's version") or SINCE) < version_key(SINCE)
+    if not is_one and ("unsloth" not in draft.facts or last.endswith("-bnb-4bit") or before):
         return
     (shares, kinds), where = _known(), draft.origins["model"].text if "model" in draft.origins else "model"
     told = f"{plain}-unsloth-bnb-4bit{'' if is_one else ', which Unsloth loads,'}"

@@ -14,7 +14,7 @@ WITHOUT_LOGITS = ("fused", "chunked", "cut-cross-entropy", "tiled")
 """Loss heads, in the job's words, that never make all of the logits."""
 INSIDE = words_of(
     """cross-entropy shifted-cross-entropy foak-cross-entropy compiled-cross-entropy megatron-cross-entropy
-    chunked-cross-entropy kl-divergence jensen-shannon"""
+    unsloth-cross-entropy chunked-cross-entropy kl-divergence jensen-shannon"""
 )
 """Programs that give a loss and no log-probabilities."""
 
@@ -57,7 +57,7 @@ def head(
     asked = job.logits_dtype == "fp32" and stored.precision.dtype != "fp32"  # what is fp32 is not cast to it
     wide = asked or (job.logits_dtype != "bf16" and (own or wraps))
     shifts = name in ("shifted-cross-entropy", "foak-cross-entropy")
-    itself = name in ("cross-entropy", "megatron-cross-entropy") or (shifts and not own)
+    itself = name in ("cross-entropy", "megatron-cross-entropy", "unsloth-cross-entropy") or (shifts and not own)
     wide = wide and not itself and (not without_logits or updates_alone)
     term = job.sft_term if job.sft_term is not None else method.name in trainer.loss.sft_term
     if job.sft_term and method.pairs and without_logits:
@@ -155,6 +155,7 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
         own = "foak-cross-entropy"
     if job.kernels == "unsloth":
         own = "compiled-unsloth-chunks" if method.name == "sft" else "compiled-unsloth-log-probs"
+        own = "unsloth-cross-entropy" if job.loss_head == "cross-entropy" and method.name == "sft" else own
     if job.kernels == "liger":
         own = by_method(loss.liger_heads, method.name, own)
         if not own:

@@ -24,7 +24,7 @@ SHOWN_HEADS = by_word(
         "log-softmax": """stacked-log-softmax one-hot exponentiated sliced-log-softmax megatron-fused
             megatron-log-probs shared-softmax jensen-shannon kl-divergence""",
         "cross-entropy": """shifted-cross-entropy repeated-cross-entropy foak-cross-entropy compiled-cross-entropy
-            megatron-cross-entropy chunked-cross-entropy""",
+            megatron-cross-entropy chunked-cross-entropy unsloth-cross-entropy""",
         "chunked": """chunked-lm-head linear-chunks compiled-linear-chunks compiled-output-chunks output-chunks
             chunked-nll chunked-log-probs unsloth-chunks compiled-unsloth-chunks unsloth-log-probs
             compiled-unsloth-log-probs""",

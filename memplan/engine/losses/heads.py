@@ -139,6 +139,7 @@ LOGITS_PROGRAMS: Programs[Program] = Programs(
         "cross-entropy": "memplan.engine.losses.heads:cross_entropy",
         "shifted-cross-entropy": "memplan.engine.tape.loss_ops:shifted_cross_entropy",
         "repeated-cross-entropy": "memplan.engine.tape.loss_ops:repeated_cross_entropy",
+        "unsloth-cross-entropy": "memplan.engine.losses.log_prob_kernels:saving_logits_in_place",
         "foak-cross-entropy": "memplan.engine.losses.log_prob_kernels:foak_cross_entropy",
         "plain-cross-entropy": "memplan.engine.tape.loss_ops:plain_cross_entropy",
         "parallel-cross-entropy": "memplan.engine.losses.log_prob_kernels:parallel_cross_entropy",
@@ -161,7 +162,7 @@ LOGITS_PROGRAMS: Programs[Program] = Programs(
 )
 INSIDE = words_of(
     """cross-entropy shifted-cross-entropy foak-cross-entropy parallel-cross-entropy plain-cross-entropy
-    compiled-cross-entropy megatron-cross-entropy"""
+    compiled-cross-entropy megatron-cross-entropy unsloth-cross-entropy"""
 )
 """Losses that the model's own forward computes: its locals live meanwhile."""
 

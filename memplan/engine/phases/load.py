@@ -26,6 +26,7 @@ from memplan.engine.phases.parts import (
     whole_bytes,
 )
 from memplan.engine.resident_models import enter_residents
+from memplan.engine.rows.kernels import enter_rotary_tables
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
@@ -104,6 +105,7 @@ def enter(ledger: Ledger, parts: Any) -> None:
     weights: list[Weight] = [*parts.weights, *parts.critic_weights]
     _enter_kept(ledger, recipe, parts.weights, parts.critic_weights)
     _enter_reading(ledger, recipe, weights)
+    enter_rotary_tables(ledger, recipe)
     if recipe.zero_stage >= 0:
         from memplan.engine.phases.load_under_zero import enter_deepspeed
 

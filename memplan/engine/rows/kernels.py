@@ -119,6 +119,53 @@ def enter_unpacking(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> No
     )
 
 
+TABLE_POSITIONS = 4 * 8192
+"""Of a table that is made anew where a sequence is longer (unsloth 2024.7 on models/llama.py: LlamaRotaryEmbedding)."""
+
+
+def enter_rotary_tables(ledger: Ledger, recipe: Recipe) -> None:
+    """cos and sin of Unsloth's own classes, in half precision: one pair of all positions since transformers 4.48; of
+    every layer before, until 2024.6 of all positions too. Its loss tells the version: all logits are made until
+    2024.11.7, cut cross-entropy until 2025.8.4, beside either transformers."""
+    if recipe.operators.kernels.adapters != "fused":
+        return
+    model, itemsize = recipe.model, recipe.numerics.itemsize
+    widths = [getattr(layer.mixer, "rotary_width", 0) for layer in model.layers()]
+    whole = max(model.max_positions or 0, recipe.batch.sequence_length)
+    pair = 2 * max(widths, default=0) * whole * itemsize
+    each = 2 * sum(widths) * min(whole, TABLE_POSITIONS) * itemsize
+    size, high = pair, pair
+    if recipe.loss.head == "unsloth-cross-entropy":
+        size, high = each, pair * len(widths)
+    elif recipe.loss.head == "cut-cross-entropy":
+        high = max(pair, each)
+    ledger.add("tables of cos and sin", "buffers", size, high=high).formula(
+        "2 × positions × width × bytes, of the model or of each layer", size
+    ).since(
+        "Unsloth's classes keep tables of so many positions, not those of the batch",
+        "unsloth 2024.1 to 2026.8 models/llama.py: LlamaRotaryEmbedding, IS_ATTENTION_REFACTOR",
+    )
+
+
+FEW_TOKENS, OF_EACH = 1024, 2 + 4
+"""Unsloth makes all logits of so many tokens, and accelerate copies them to fp32."""
+
+
+def enter_logits_of_few(ledger: Ledger, recipe: Recipe) -> None:
+    """Beside cut cross-entropy: a batch of short rows has all of its logits, which longer ones have not."""
+    at = "policy.loss"  # an evaluation's instants have names of their own
+    fused = recipe.operators.kernels.adapters == "fused" and recipe.loss.head == "cut-cross-entropy"
+    if not fused or at not in ledger.schedule:
+        return
+    size = FEW_TOKENS * recipe.model.vocab_size * OF_EACH
+    ledger.add("logits of a batch of few tokens", "logits", size, at=at, low=0).formula(
+        "1024 × V × bytes", FEW_TOKENS, recipe.model.vocab_size, OF_EACH
+    ).since(
+        "batches of at most 1,024 tokens take the whole logits",
+        "unsloth 2024.12 to 2025.8.4 models/llama.py: CausalLM_fast_forward, RETURN_LOGITS",
+    )
+
+
 def enter_checkpoint_buffers(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     """Layer inputs wait on the host, but for the last layer's; the card has a buffer for the one that is back (counted
     in its layer's recomputation), and a second one where memory is free."""

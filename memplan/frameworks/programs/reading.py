@@ -81,6 +81,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     found = things(model)
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
     package = "transformers" if method == "transformers" else "trl"
+    draft.facts["unsloth's version"] = pins.get("unsloth") or pinned(path, "unsloth")[0]
     version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins, run)
     if "pins" not in why and version_key(version) < version_key(BORN.get(method, "")):
         version, why = "", ""  # what was gone before there was the method is a name of the program's own

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Thing, Unknown, truth
 from memplan.tables.kernels import UNSLOTH as FAMILIES
 from memplan.tables.methods import METHODS
+from memplan.tables.trainer import version_key
 
 ENGINE = {
     "gpu_memory_utilization": ("gpu_memory_utilization", 0.5),
@@ -49,12 +50,15 @@ def put_unsloth(
 ) -> None:
     """Unsloth's own: its length, its kernels, its checkpointing where it makes the adapters or loads saved ones, its
     engine; mixed precision by the dtype of the weights where the arguments turn on neither, but for full training that
-    turns it off (models/rl.py). ``standby``: UNSLOTH_VLLM_STANDBY."""
+    turns it off (models/rl.py); all of float16 is trained as fp32 (unsloth_zoo 2025.3 to 2026.8 training_utils.py:
+    prepare_model_for_training). ``standby``: UNSLOTH_VLLM_STANDBY."""
+    full = truth(thing.values.get("full_finetuning", False)) is not False
+    half = str(gathered.values.get("dtype")).rpartition(".")[2] == "float16"
     if not any(key in gathered.places and truth(gathered.values.get(key)) is not False for key in ("bf16", "fp16")):
-        half = str(gathered.values.get("dtype")).rpartition(".")[2] == "float16"
-        over = truth(thing.values.get("full_finetuning", False)) is False
-        gathered.add("bf16", not half, thing.place, over)
-        gathered.add("fp16", half, thing.place, over)
+        gathered.add("bf16", not half, thing.place, not full)
+        gathered.add("fp16", half, thing.place, not full)
+    if full and half:
+        gathered.add("dtype", "float32", thing.places.get("full_finetuning", thing.place))
     length = thing.values.get("max_seq_length", 2048)
     place = thing.places.get("max_seq_length", thing.place)
     method = TRAINERS[trainer.last]
@@ -143,6 +147,7 @@ def kernels(draft: Draft) -> None:
     modelled = given.get("method") in ("sft", "grpo") and given.get("lora") and alone and not given.get("sharding")
     if modelled and family_of(given) in (*FAMILIES, ""):
         draft.put("kernels", "unsloth", Origin(FILE, f"{where}: Unsloth"))
+        _loss_of_its_version(given, where, draft)
         if checkpointing is True:
             why = 'true is counted as "unsloth": layer inputs wait on the host'
             draft.warn("use_gradient_checkpointing", where, why, "")
@@ -162,6 +167,26 @@ def kernels(draft: Draft) -> None:
     if family == "mllama":  # its own checkpoints are no torch's, which cannot run the tower's backward twice
         draft.values["gradient_checkpointing_reentrant"] = False
         draft.origins["gradient_checkpointing_reentrant"] = Origin(FILE, f"{where}: Unsloth's own checkpoints")
+
+
+LOSSES = (("2024.11.8", "cross-entropy"), ("2025.8.5", "cut-cross-entropy"))
+"""Until when the loss was another than chunks of logits: of all logits, then without any (models/llama.py:
+CausalLM_fast_forward, HAS_CUT_CROSS_ENTROPY); from 2024.12 to 2025.10.9 of all where they are of few tokens."""
+FEW_TOKENS, OF_FEW = 1024, "2025.10.10"
+
+
+def _loss_of_its_version(given: Mapping[str, Any], where: str, draft: Draft) -> None:
+    """The loss of the Unsloth that the program or its requirements pin."""
+    version = draft.facts["unsloth's version"]
+    if not version or given.get("method") != "sft" or "loss_head" in draft.given:
+        return
+    pinned = version_key(version)
+    head = next((head for until, head in LOSSES if pinned < version_key(until)), "")
+    tokens = int(given.get("batch_size") or 8) * int(given.get("sequence_length") or 0)
+    if pinned < version_key(OF_FEW) and 0 < tokens <= FEW_TOKENS:
+        head = "cross-entropy"
+    if head:
+        draft.put("loss_head", head, Origin(FILE, f"{where}: unsloth {version} is pinned"))
 
 
 APART = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj") | dict.fromkeys(
