@@ -92,6 +92,22 @@ def test_a_programs_defaults_are_those_of_the_version_that_its_project_pins(
     assert found.job.get("trainer_version", "") == named.rpartition(" ")[2]
 
 
+def test_a_copy_in_the_project_is_of_its_own_version() -> None:
+    Path("requirements.txt").write_text("trl==0.15.0\n")
+    for init, version, said in (
+        ('__version__ = "0.19.1"\n', "", "0.19.1"),
+        ("f.read('VERSION')\n", "0.22.0\n", "0.22.0"),
+    ):
+        for root in (Path(), Path("trl")):
+            (root / "trl").mkdir(parents=True, exist_ok=True)
+            (root / "trl" / "__init__.py").write_text(init)
+            (root / "VERSION").write_text(version or "9.9")
+            pins_of.cache_clear()
+            assert pinned("train.py", "trl")[0] == said
+            (root / "trl" / "__init__.py").unlink()
+            (root / "VERSION").unlink()
+
+
 def test_a_pin_is_stronger_than_an_argument_that_is_still_taken() -> None:
     Path("train.py").write_text(PROGRAM.replace('B")', 'B", torch_dtype="bfloat16")'))
     assert check_file("train.py", {"gpu": "80GB"}).framework == "TRL 0.22"

@@ -623,3 +623,35 @@ def test_a_copy_of_openrlhf_that_does_more(tmp_path: Path, name: str, code: str,
     place.parent.mkdir(parents=True)
     place.write_text(code)
     assert set(deciding(read(tmp_path, RLHF)).values()) == set([told] if told else [])
+
+
+GRPO = """class GRPOTrainer(Trainer):
+    def _get_per_token_logps(self, model, ids):
+        logits = model(input_ids=ids).logits
+        logits = logits / self.temperature
+        return selective_log_softmax(logits, ids)
+
+    def _compute_loss(self, model, inputs):
+        per_token_logps = self._get_per_token_logps(model, inputs["ids"])
+"""
+GRPO_PROGRAM = """from trl import GRPOConfig, GRPOTrainer
+args = GRPOConfig(output_dir="x", per_device_train_batch_size=8, num_generations=8, max_prompt_length=512, bf16=True)
+GRPOTrainer(model="Qwen/Qwen2.5-0.5B", args=args, reward_funcs=len, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("", "", {}),
+        ("selective_log_softmax(logits", "selective_log_softmax(logits.float()", "loss"),
+        ("        return", "        entropy = my_entropy(logits)\n        return", "loss"),
+        ("        per_token", "        other = model(input_ids=0)\n        per_token", "activations"),
+    ],
+)
+def test_a_copy_of_trl_that_does_more(tmp_path: Path, old: str, new: str, told: str) -> None:
+    place = tmp_path / "trl" / "trainer" / "grpo_trainer.py"
+    place.parent.mkdir(parents=True)
+    place.write_text(GRPO.replace(old, new) if old else GRPO)
+    found = read(tmp_path, GRPO_PROGRAM, "train.py", num_gpus=8)
+    assert {each.decides for each in found.unread if each.key == "trl"} == set([told] if told else [])

@@ -34,12 +34,12 @@ class Places(NamedTuple):
     """The file with its forward."""
     trainers: tuple[str, ...]
     """Files that may have all its workers."""
-    forward: str
-    """The method that makes log-probabilities of logits."""
+    forward: re.Pattern[str]
+    """The methods that make log-probabilities of logits."""
     update: tuple[str, ...]
     """Methods that train the policy."""
     score: str
-    passes: str
+    passes: re.Pattern[str]
     """What is called for a pass of the update."""
     module: str
     workers: re.Pattern[str]
@@ -56,21 +56,35 @@ class Places(NamedTuple):
 VERL = Places(
     "verl/workers/actor/dp_actor.py",
     ("verl/trainer/ppo/ray_trainer.py", "verl/trainer/ray_trainer.py"),
-    "_forward_micro_batch",
+    re.compile("_forward_micro_batch"),
     ("update_policy",),
     "compute_log_prob",
-    "self._forward_micro_batch",
+    re.compile(r"self\._forward_micro_batch"),
     "self.actor_module",
     re.compile(r"resource_pool_to_cls\[.* = "),
 )
 OPENRLHF = Places(
     "openrlhf/models/actor.py",
     ("openrlhf/cli/train_ppo_ray.py",),
-    "forward",
+    re.compile("forward"),
     ("training_step", "training_step_actor"),
     "generate",
-    "self.actor",
+    re.compile(r"self\.actor"),
     "self.actor",
     re.compile(r"ActorGroup\($"),
     ("openrlhf/trainer/ray/ppo_actor.py", "openrlhf/trainer/ppo_trainer.py"),
 )
+TRL = {
+    method: Places(
+        f"trl/trainer/{method}_trainer.py",
+        (),
+        re.compile(r"_get_per_token_logps\w*"),
+        ("_compute_loss",),
+        "prediction_step",
+        re.compile(r"self\._get_per_token_logps\w*"),
+        "model",
+        re.compile("$^"),
+    )
+    for method in ("grpo", "rloo")
+}
+"""By method: GRPO from 0.16 on, RLOO from 0.23 on."""

@@ -3,7 +3,7 @@ through the model, models of its own, an entropy where it has none. Its conditio
 
 Source of what is theirs: verl 0.1 to 0.7 workers/actor/dp_actor.py, workers/fsdp_workers.py,
 trainer/ppo/ray_trainer.py; EasyR1 0.1 to 0.3; OpenRLHF 0.3 to 0.11 models/actor.py, trainer/ray/ppo_actor.py,
-trainer/ppo_trainer.py, cli/train_ppo_ray.py."""
+trainer/ppo_trainer.py, cli/train_ppo_ray.py; TRL 0.16 to 1.16 trainer/grpo_trainer.py, rloo_trainer.py."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ from memplan.frameworks.documents import words
 _MADE = re.compile(
     r"(?:log_?probs|(?:compute_)?entropy|\w*sum_pi_squared)_from_logits"
     r"(?:_v2|_with_chunking|_response|_(?:all|response)_rmpad)?|checkpoint|arg_?max|top_?k|print|len|isinstance|del_?\w*"
-    r"|compute_entropy|gather_and_pad_tensor"
+    r"|compute_entropy|gather_and_pad_tensor|selective_log_softmax"
 )
 _PLAIN = re.compile(
     r"(?:(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?|\w+(?:\.logits|\['logits'\]))(?:\[[^\]]*\])?"
@@ -39,7 +39,7 @@ _LAYOUT = words("self config use_remove_padding padding_free use_fused_kernels")
 _MAKES_ENTROPY = re.compile(r"entropy_from_logits\w*$")
 _LOOKS = words(
     """isinstance hasattr getattr type print len id next clip_grad_norm_ fsdp2_clip_grad_norm_ summon_full_params
-    backward optimizer_step moving_average get_grad_norm"""
+    backward optimizer_step moving_average get_grad_norm unwrap_model compute_liger_loss"""
 )
 """Functions that are handed a module and run it not."""
 _ROLES = words(
@@ -103,7 +103,7 @@ def own_head(of: Places, actor: Sequence[Seen], said: Collection[str]) -> Found 
     """Where the actor makes more of whole logits than the framework's; ``said``: names of settings that are on."""
     for each in actor:
         asked = sorted(each.tests & set(said))
-        if _is_dear(each) and (asked or (each.method == of.forward and each.tests <= _THEIRS)):
+        if _is_dear(each) and (asked or (of.forward.fullmatch(each.method) and each.tests <= _THEIRS)):
             return Found(f"{of.actor}, line {each.node.lineno}", "".join(asked[:1]))
     return None
 
@@ -115,9 +115,10 @@ def own_pass(of: Places, actor: Sequence[Seen], said: Collection[str], program: 
     for _ in {each.method for each in actor}:
         for each in (each for each in actor if each.method in reached and each.calls.startswith("self.")):
             reached.setdefault(each.calls.removeprefix("self."), reached[each.method] + each.conditions)
-    update = [each._replace(conditions=each.conditions + reached[each.method]) for each in actor
-              if each.method in reached and each.method not in (of.forward, of.score)]  # fmt: skip
-    passes = [each for each in update if each.calls == of.passes]
+    beside = (each for each in actor if each.method != of.score and not of.forward.fullmatch(each.method))
+    update = [each._replace(conditions=each.conditions + reached[each.method]) for each in beside
+              if each.method in reached]  # fmt: skip
+    passes = [each for each in update if of.passes.fullmatch(each.calls)]
     own = [each for each in update if _runs(of, each)]
     ends = [each.node.lineno for each in update if each.calls.rpartition(".")[2] == "backward"]
     own += [two for one, two in combinations(passes, 2) if one.method == two.method and not _apart(one, two, ends)]
@@ -143,10 +144,11 @@ def own_entropy(actor: Sequence[Seen], workers: Sequence[Seen]) -> tuple[bool, s
     """Whether there is an entropy beside a rollout's scores, and what one in the update is (``entropy`` of a job; empty
     for none), whatever is set: because a pass has it always, or because it is asked for."""
     always = any(
-        each.method == VERL.forward and _MAKES_ENTROPY.search(each.calls) and each.tests <= _LAYOUT for each in actor
+        VERL.forward.fullmatch(each.method) and _MAKES_ENTROPY.search(each.calls) and each.tests <= _LAYOUT
+        for each in actor
     )
     scored = (each for each in workers if each.calls == f"self.actor.{VERL.score}")
-    update = (each for each in actor if (each.method, each.calls) == (VERL.update[0], VERL.passes))
+    update = (each for each in actor if each.method == VERL.update[0] and VERL.passes.fullmatch(each.calls))
     asked = any(_with_entropy(each) for each in update if each.tests <= _THEIRS)
     return always or any(map(_with_entropy, scored)), "loss" if always else "metric" if asked else ""
 
@@ -200,8 +202,10 @@ def _word(node: ast.expr) -> str:
 
 def _runs(of: Places, seen: Seen) -> bool:
     """Whether it is a pass through the actor's module, or hands that to a function which may be one."""
+    if of.passes.fullmatch(seen.calls):
+        return False
     handed = of.module in map(ast.unparse, seen.given) and seen.calls.rpartition(".")[2] not in _LOOKS
-    return handed or seen.calls == of.module != of.passes
+    return handed or seen.calls == of.module
 
 
 def _apart(one: Seen, two: Seen, ends: Collection[int]) -> bool:
@@ -242,7 +246,8 @@ def _is_dear(seen: Seen) -> bool:
     """Whether it makes another tensor of logits: a copy, a quotient, or a function that is none of verl's."""
     if isinstance(seen.node, ast.Assign):
         value = seen.node.value
-        return isinstance(value, ast.BinOp) and bool(_PLAIN.fullmatch(ast.unparse(value.left)))
+        divided = isinstance(value, ast.BinOp) and ast.unparse(value.right) == "self.temperature"  # as a job's is
+        return isinstance(value, ast.BinOp) and not divided and bool(_PLAIN.fullmatch(ast.unparse(value.left)))
     of, _, name = seen.calls.rpartition(".")
     plain = (ast.unparse(each) for each in seen.given if isinstance(each, ast.Name | ast.Attribute | ast.Subscript))
     logits = [each for each in plain if re.search(r"\blogits|logits\b", each) and "from_logits" not in each]

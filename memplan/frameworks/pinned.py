@@ -1,6 +1,6 @@
 """Versions of TRL, transformers, LLaMA-Factory, vLLM, bitsandbytes and PyTorch that a project pins: in requirements,
 pyproject.toml, setup.py, environment files, or the lock of uv or Poetry; last by what its scripts, its Dockerfile and
-its page install.
+its page install. A copy of a package that lies among them is what is imported.
 
 What is installed decides what an argument means that is left out: TRL checkpoints activations by default from 0.22 on,
 transformers loads in the checkpoint's dtype from 5 on. A lower bound says which it is not (``transformers>=``). The
@@ -58,12 +58,33 @@ def pins_of(folder: str) -> dict[str, tuple[str, str]]:
     except OSError:
         return {}
     lists = sorted(name for name in here - set(NAMES) if _ALSO.fullmatch(name) and not _ASCEND.search(name))
-    found: dict[str, tuple[str, str]] = {}
+    found = _copied(folder, here)
     installing = sorted(name for name in here if _INSTALLS.fullmatch(name))[:MOST_INSTALLING]
     for names in (*((name,) for name in NAMES if name in here), lists, installing):
         read = [(pin, os.path.join(folder, name)) for name in names for pin in _of_file(os.path.join(folder, name))]
         for (package, version), path in sorted(read, key=lambda each: version_key(each[0][1])):
             found.setdefault(package, (version, os.path.relpath(path)))
+    return found
+
+
+_NUMBER = re.compile(r"(\d[\w.]*)")
+_OWN = re.compile(r"^__version__ = [\"'](\d[\w.]*)[\"']", re.MULTILINE)
+
+
+def _copied(folder: str, here: set[str]) -> dict[str, tuple[str, str]]:
+    """Of packages that lie in a folder, or in a checkout there, what they say of themselves: ``__version__``, or the
+    file VERSION that TRL has beside its code from 0.20 on."""
+    found: dict[str, tuple[str, str]] = {}
+    for package in here & {"trl", "transformers"}:
+        for root in (Path(folder), Path(folder, package)):
+            code = root / package / "__init__.py"
+            text = code.read_text("utf-8", "replace") if code.is_file() else ""
+            files = (root / package / "VERSION", root / "VERSION") if re.search(r"VERSION|version\(", text) else ()
+            said = _OWN.search(text) or next(
+                (_NUMBER.match(each.read_text()) for each in files if each.is_file()), None
+            )
+            if said:
+                found.setdefault(package, (said[1], os.path.relpath(code)))
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memplan.frameworks.base import Draft
+from memplan.frameworks.own_copies import warn_copy_of_trl
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.model import READ
 from memplan.frameworks.programs.models import MODEL, SAVES, TRAINERS, root_model, things
@@ -198,6 +199,7 @@ def put_changes(trainer: Thing, found: list[Thing], run: Run, draft: Draft) -> N
             if key.startswith(MARK):  # of a branch that nobody can decide the change is one of two
                 said = why if isinstance(why, str) else next(one for one in why.either if isinstance(one, str))
                 draft.warn(key.removeprefix(MARK), str(each.places[key]), said, "model")
+    warn_copy_of_trl(run.start.partition(", cell ")[0], TRAINERS[trainer.last], draft)
     if found and "upcast" in found[0].values and draft.values.get("quantization", "none") == "none":
         why = "a cast of the program's own is made of some weights"
         draft.warn("float32", str(found[0].places["upcast"]), why, "precision")
