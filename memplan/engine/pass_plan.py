@@ -129,6 +129,9 @@ class TowerTrace(NamedTuple):
     """The most within its backward without the gradients of pieces that have run back; 0 where it is not known."""
     copies: int = 0
     """Autocast's copies of its weights that nothing else holds."""
+    places: tuple[tuple[int, int, int], ...] = ()
+    """Of a tower that is not traced block by block: its parts as they run forward, what is there when one begins, and
+    the most within it."""
 
 
 NO_TOWER = TowerTrace(0, 0, 0, 0, 0, 0)

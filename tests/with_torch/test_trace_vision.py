@@ -114,6 +114,15 @@ JOBS += [
         ("qwen2_5_vl", FULL),
     )
 ]
+TRL: Job = {"trainer": "trl", "num_gpus": 2}
+JOBS += [
+    job("mllama", **IMAGE, sharding="fsdp2", num_gpus=2, precision="bf16-amp", **FULL),
+    job("mllama", **IMAGE, sharding="fsdp", num_gpus=2),
+    job("mllama", **IMAGE, sharding="fsdp2", **TRL),
+    job("mllama", **IMAGE, sharding="fsdp", **TRL, precision="bf16-amp"),
+    job("llava", **IMAGE, sharding="fsdp2", **TRL),
+    job("mllama", sharding="fsdp2", **TRL, precision="bf16-amp", gradient_accumulation_steps=4, sync_each_batch=False),
+]
 
 
 @pytest.fixture(scope="module")

@@ -136,10 +136,11 @@ def _fused_loss(p: Pass, spec: ModelSpec, head: Head, hidden: Tensor, rows: int,
 
 
 def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:
-    """The head's frozen weight as ``full_tensor()`` gathers it; None where it is there anyway."""
+    """The head's weight as ``full_tensor()`` gathers it; None where it is there anyway."""
     if not head.whole_itemsize:
         return None
-    weight = Param(p.tape, spec.head.name, spec.head.parameters, head.whole_itemsize, trained=False)
+    trained = p.mode.trained and spec.head.name not in p.mode.frozen
+    weight = Param(p.tape, spec.head.name, spec.head.parameters, head.whole_itemsize, trained)
     weight.storage = p.tape.new(
         weight.dim, weight.itemsize, "head, gathered by the loss", category="gathered_parameters"
     ).storage

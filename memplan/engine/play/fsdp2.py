@@ -198,15 +198,21 @@ class Fsdp2(Sharding):
             self._pre_backward(self.root)
 
     def took(self, param: Param, scope: object, *, is_new: bool) -> None:
-        """A gradient of a unit has come."""
-        if not is_new:
-            return
-        self._unit_of(param, scope).arrived.append(param)
+        """A gradient of a unit has come; of one that no hook gathers (a head taken whole by ``full_tensor``) the
+        rank's part is cut from it at once."""
+        group = self._unit_of(param, scope)
+        if not group.sizes and param.name in group.place:
+            grad = self.tape.stored.pop(param)
+            shard = group.named("shards of gradients")
+            group.shard = group.shard or self._new(group.unit.shard, shard, "gradients")
+            del grad
+        elif is_new:
+            group.arrived.append(param)
 
     def _unit_of(self, param: Param, scope: object) -> Group:
         if isinstance(scope, int):
             return self.layers[scope]
-        if scope == OUTSIDE:
+        if scope in (OUTSIDE, None):
             return self.outside.get(param.name, self.root)
         group = self.tower.get(scope)
         return group if group is not None and param.name in group.place else self.root

@@ -128,6 +128,11 @@ class Groups(NamedTuple):
         """Those outside the layers."""
         return self.root, self.first, self.last
 
+    @property
+    def every(self) -> tuple[Sizes, ...]:
+        """All of them."""
+        return (*self.layers, *self.ends, *(sizes for _, sizes in self.tower))
+
 
 class Group:
     """What is gathered and reduced together (``FSDPParamGroup``)."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from memplan.engine.parallel.fsdp2.root import flat_parts, frozen_parts, frozen_unit, parts_of
 from memplan.engine.parallel.fsdp2.rules import rules_of
-from memplan.engine.parallel.fsdp2.units import in_flat, unit_of
+from memplan.engine.parallel.fsdp2.units import head_gathered_whole, in_flat, unit_of
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.fsdp1 import Fsdp1
 from memplan.engine.play.fsdp2 import Fsdp2
@@ -53,20 +53,25 @@ def policy_groups(recipe: Recipe, weights: list[Weight], sized: Sized) -> Groups
     whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
 
     def sizes(part: list[Weight], title: str) -> Sizes:
-        in_forward = unit_of(part, whole).cast if shared and title == LAYERS else 0
-        return sized(part, lambda each: unit_of(each, recipe), title)._replace(cast=in_forward)
+        flat, alone = flat_of(recipe, part), tuple[tuple[str, int], ...]()
+        if len(flat) < len(part):
+            alone = tuple((each.name, each.elements) for each in part if each not in flat for _ in range(each.copies))
+        in_forward = unit_of(flat, whole).cast if shared and title == LAYERS else 0
+        return sized(flat, lambda each: unit_of(each, recipe), title)._replace(cast=in_forward, alone=alone)
 
     for run in recipe.model.runs:
         of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-        flat = flat_of(recipe, of_layer)
-        alone = [each for each in of_layer if each not in flat] if len(flat) < len(of_layer) else []
-        named = tuple((each.name, each.elements) for each in alone for _ in range(each.copies))
-        layers += [sizes(flat, LAYERS)._replace(alone=named)] * run.count
+        layers += [sizes(of_layer, LAYERS)] * run.count
     parts = parts_of(recipe, weights)
-    root, first, tail = (flat_of(recipe, part) for part in parts[:3])
     own = flat_parts(recipe, parts)
-    first, tail = own[1:3] if own is not parts else (first, tail)
-    ends = [sizes(part, title) for part, title in zip((root, first, tail), ENDS, strict=True)]
+    ends = [sizes(part, title) for part, title in zip(own[:3], ENDS, strict=True)]
+    if own is not parts:  # trained copies of embedding and head are units by themselves
+        ends[1:] = [
+            sized(part, lambda each: unit_of(each, recipe), title)
+            for part, title in zip(own[1:3], ENDS[1:], strict=True)
+        ]
+    if head_gathered_whole(recipe):
+        ends[2] = ends[2]._replace(each=(), casts=(), cast=0)
     tower = tower_units(recipe, recipe.model, adapter is None, adapter)
     blocks = tuple((place, sizes(unit, TOWER)) for place, unit in tower.items())
     return Groups(tuple(layers), ends[0], ends[1], ends[2], parts.opens, blocks)
@@ -100,4 +105,4 @@ def tower_units(recipe: Recipe, spec: ModelSpec, trained: bool, adapter: Adapter
     for number, weight in tower_in_order(spec, trained, adapter) if recipe.batch.images else ():
         if weight.apart:
             found.setdefault(InTower(number), []).append(weight)
-    return {place: flat_of(recipe, unit) for place, unit in found.items()}
+    return found

@@ -56,13 +56,18 @@ def weighted(
     copied: str = "",
     *,
     wide: bool = True,
+    apart: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Softmax (``wide``: in fp32) of scores that have been masked, probabilities of ``itemsize`` (0: as it
-    leaves them), their sum of values. Takes the scores out of the list; a caller whose module holds them on keeps them
-    elsewhere. ``copied``: what the copy is of values that lie across heads, which the product makes."""
+    leaves them), their sum of values. Takes the scores out of the list, when the probabilities are cast, or (``apart``)
+    before that, in a statement of its own; a caller whose module holds them on keeps them elsewhere. ``copied``: what
+    the copy is of values that lie across heads, which the product makes."""
     tape, label = p.tape, "attention probabilities"
-    weights = ops.softmax(tape, scores.pop(), label, wide, p.mode.numerics.half_to_float)
+    weights = ops.softmax(tape, scores[-1], label, wide, p.mode.numerics.half_to_float)
+    if apart:
+        scores.clear()
     weights = ops.cast(tape, weights, itemsize or weights.itemsize, label)
+    scores.clear()  # ``attn_weights = softmax(attn_weights, …).to(…)`` rebinds it
     if dropout:
         weights = ops.dropout(tape, weights, label)
     result = ops.matmul(tape, weights, ops.copy(tape, v, copied) if copied else v, out, "attention output")

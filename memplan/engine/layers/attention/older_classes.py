@@ -86,7 +86,7 @@ def gptj(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
     held = [scores]
     del scores  # ``held`` hands it on: ``attn_weights`` is rebound by softmax (GPTJAttention._attn)
-    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout)
+    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout, apart=True)
     # ``query`` and ``key`` in fp32 are _attn's locals, ``k_rot`` and ``k_pass`` forward's (GPTJAttention)
     del tables, parts, wide, views
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
@@ -132,7 +132,7 @@ def gpt_neo(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
     held = [scores]
     del scores  # ``attn_weights`` is rebound by softmax (GPTNeoSelfAttention._attn)
-    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout)
+    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout, apart=True)
     del wide  # ``query`` and ``key`` in fp32 are _attn's locals
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
@@ -147,7 +147,7 @@ def gpt2_upcast(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
     held = [scores]
     del scores  # ``attn_weights`` is rebound by softmax (GPT2Attention._upcast_and_reordered_attn)
-    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout)
+    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout, apart=True)
     del wide  # ``baddbmm``'s node holds ``q.float()`` and ``k.float()`` anyway
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 

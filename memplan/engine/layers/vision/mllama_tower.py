@@ -14,12 +14,21 @@ from memplan.engine.layers.vision.vit_block import TILES, vit_block
 from memplan.engine.pass_plan import TowerTrace
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Param, Tensor
-from memplan.engine.tape.tags import Dim
+from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Part
 from memplan.spec.vision import BlockRun
 
 INT64 = 8
+ENTERED = "entered"
+
+
+class Placed(Pass):
+    """Its tape's log says where a part of the tower begins."""
+
+    def enter(self, number: int) -> None:
+        """Nothing is allocated."""
+        self.tape.log.append((0, Tag(ENTERED, "", "", 0, number)))
 
 
 class Shape(NamedTuple):
@@ -126,12 +135,24 @@ def making_cross_mask(plan: TowerPlan) -> int:
     return pairs * max(inverted, INT64 + 2 * own + 1)
 
 
+def places_of(log: Log) -> tuple[tuple[int, int, int], ...]:
+    """``TowerTrace.places`` of a forward."""
+    found, live = list[tuple[int, int, int]](), 0
+    for delta, tag in log:
+        found += [(tag.elements, live, live)] if tag.category == ENTERED else []
+        live += delta
+        place, begun, most = found[-1]
+        found[-1] = place, begun, max(most, live)
+    return tuple(found)
+
+
 @lru_cache(maxsize=256)
 def trace_mllama(plan: TowerPlan) -> TowerTrace:
     """The tower of a pass. What layers of the language model read is not counted, but while the tower runs."""
     plan = plan._replace(style="no-grad" if plan.style == "no-grad" else "plain")
     tape = start(plan)
-    *outputs, states = crossed(plan, partial(Pass, tape))
+    *outputs, states = crossed(plan, partial(Placed, tape))
+    places = places_of(tape.log)
     most, node, like = peak(tape), states.node, (states.dim, states.itemsize)
     del states
     held = tape.live
@@ -142,12 +163,13 @@ def trace_mllama(plan: TowerPlan) -> TowerTrace:
     copies = held - own - saved
     outer = own * plan.tower.in_outputs
     if node is None:
-        return TowerTrace(most, saved, own - outer, outer, 0, 0, copies=copies)
+        return TowerTrace(most, saved, own - outer, outer, 0, 0, copies=copies, places=places)
     # the gradient of the embedded sequence, whose backward comes before the tower's
     above = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize * plan.embedding_trained
     worst = saved + like[0].elements * like[1] + above
     back, gradients = run_back(plan, tape, node, like)
-    return TowerTrace(most, saved, own - outer, outer, max(worst, back), gradients, True, copies=copies)
+    back = max(worst, back)
+    return TowerTrace(most, saved, own - outer, outer, back, gradients, True, copies=copies, places=places)
 
 
 LABEL = "positions of tiles"

@@ -67,11 +67,9 @@ def _enter_on_host(ledger: Ledger, question: Question, recipe: Recipe) -> None:
     """Shards under CPU offload; FSDP1's are page-locked (torch 2.13 _flat_param.py: _cpu_grad)."""
     if not question.rules.cpu_offload:
         return
-    groups = question.policy
-    units = [sizes.unit for sizes in (*groups.layers, *groups.ends, *(sizes for _, sizes in groups.tower))]
-    shards = [unit.shard for unit in units]
-    rules, alone = question.rules, (elements for sizes in groups.layers for _, elements in sizes.alone)
-    shards += [ceil_div(elements, rules.ranks) * rules.adapter for elements in alone]
+    rules, every = question.rules, question.policy.every
+    shards = [sizes.unit.shard for sizes in every]
+    shards += [ceil_div(elements, rules.ranks) * rules.adapter for sizes in every for _, elements in sizes.alone]
     size = sum(map(pinned, shards) if rules.flat else shards)
     first = next((each for each in ledger.schedule if each.endswith("reduce")), "")
     ledger.add(SHARDS, "gradients", size, "" if recipe.accumulates else first, place="host").formula(

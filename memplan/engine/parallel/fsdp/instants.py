@@ -156,9 +156,14 @@ class Halves:
 
     def _tower_forward(self) -> Held:
         """Its blocks are units, gathered one after another before the layers."""
-        plan, begins = plan_of(self.traced), self.at("embedding")
+        plan, vision = plan_of(self.traced), self.traced.vision
         if plan is None:
-            return self._fullest_place("tower-opens", begins)
+            found = [(vision.forward, self.at("embedding"))]
+            for place, begun, most in vision.places:
+                opens, runs = self.at("tower-opens", place), self.at("tower", place)
+                found += [(begun + opens.most, opens), (most + runs.inside, runs)]
+            most, moment = max(found, key=itemgetter(0))
+            return self._held(most - vision.forward, _within(most - vision.forward, moment.things))
         got, ends = stretch_of(plan), self.at("tower", plan.tower.num_layers + 1)
         first = self.at("tower")
         found = [(got.first.forward + first.inside, first), (got.end + ends.inside, ends)]
@@ -174,7 +179,7 @@ class Halves:
         reduction; no ledger has rows for them."""
         plan, alone = plan_of(self.traced), self.traced.vision.alone or self.traced.vision.backward
         if plan is None or not self.traced.vision.backward:
-            return self._fullest_place("tower-backward", last)
+            return self._fullest_place(last)
         got, keep = stretch_of(plan), plan.gradients == "keep"
         used, joint = plan.tower.used_blocks, self.at("tower-backward", plan.tower.num_layers + 1)
         whole = got.last.gradients * keep * ("projector" not in plan.tower.units)
@@ -192,14 +197,11 @@ class Halves:
         most, moment = max(found, key=itemgetter(0))
         return self._held(most + got.kept - alone, _within(most + got.kept - alone, moment.things))
 
-    def _fullest_place(self, what: str, otherwise: Moment) -> Held:
+    def _fullest_place(self, otherwise: Moment) -> Held:
         """Of a tower that is not traced block by block (Llama 3.2 Vision): most beside all of it."""
         tower = self.traced.plan.tower
         places = range(tower.tower.num_layers + 2 if tower else 0)
-        moments = [self.at(what, place) for place in places if self.comes(what, place)]
-        if what == "tower-opens" and moments:
-            moment = max(moments, key=lambda each: each.most)
-            return self._held(moment.most, moment.most_things)
+        moments = [self.at("tower-backward", place) for place in places if self.comes("tower-backward", place)]
         moment = max(moments, key=lambda each: each.inside, default=otherwise)
         return self._held(moment.inside, moment.things)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memplan.engine.parallel.fsdp2.frame import Unit
-from memplan.engine.parallel.fsdp2.units import head_gathered_whole, padded, wraps_copies
+from memplan.engine.parallel.fsdp2.units import hides_norm, padded, wraps_copies
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.model import ModelSpec
@@ -28,11 +28,9 @@ class Parts(NamedTuple):
 def parts_of(recipe: Recipe, weights: list[Weight]) -> Parts:
     """Which weights outside the layers are the root's, and which are units of their own."""
     spec, outside = recipe.model, [weight for weight in weights if weight.unit != "layer" and not weight.apart]
-    if head_gathered_whole(recipe):
-        outside = [weight for weight in outside if weight.name not in _tail_names(recipe, recipe.adapter is not None)]
     if not recipe.sharding.fsdp.own_ends:
         return Parts(*_root_and_first(recipe, spec, outside), [])
-    ends = _tail_names(recipe, recipe.adapter is not None)
+    ends = _tail_names(recipe, hides_norm(recipe))
     if spec.head_is_tied:
         tail = [weight for weight in outside if weight.name in ends or _of_embedding(weight)]
         return Parts([weight for weight in outside if weight not in tail], [], tail, True)
@@ -51,10 +49,10 @@ def flat_parts(recipe: Recipe, parts: Parts) -> Parts:
     return parts._replace(root=[weight for weight in parts.root if weight not in saved], first=first, tail=tail)
 
 
-def _tail_names(recipe: Recipe, adapted: bool) -> set[str]:
-    """Final norm and head. PEFT hides the norm from accelerate; a score head is no output embedding."""
+def _tail_names(recipe: Recipe, hidden: bool) -> set[str]:
+    """Final norm, unless it is ``hidden``, and head; a score head is no output embedding."""
     spec, names = recipe.model, set()
-    if spec.final_norm and not adapted:
+    if spec.final_norm and not hidden:
         names |= {spec.final_norm.name, spec.final_norm.name + ".bias"}
     if not recipe.method.score_head:
         names |= {spec.head.name + part for part in ("", ".bias", *ADAPTERS)}
@@ -86,7 +84,7 @@ def frozen_parts(recipe: Recipe, spec: ModelSpec) -> Parts:
     outside = [weight for weight in model_weights(spec, False) if weight.unit != "layer" and not weight.apart]
     if not recipe.sharding.fsdp.own_ends or spec.head_is_tied:
         return Parts(*_root_and_first(recipe, spec, outside), [])
-    ends = _tail_names(recipe, adapted=False)
+    ends = _tail_names(recipe, hidden=spec.tower is not None)
     first = [weight for weight in outside if weight.name == "embed_tokens"]
     tail = [weight for weight in outside if weight.name in ends]
     root = [weight for weight in outside if weight not in first and weight not in tail]

@@ -197,8 +197,14 @@ def reads_head(recipe: Recipe) -> bool:
 
 def head_gathered_whole(recipe: Recipe) -> bool:
     """Whether the head alone is accelerate's tail, and is never called: no hook gathers it, and the loss that reads it
-    takes its ``full_tensor()``, in the dtype it is stored in (trl 1.16, trainer/utils.py: _fused_forward). PEFT hides
-    the final norm from accelerate."""
-    adapter = recipe.adapter
+    takes its ``full_tensor()``, in the dtype it is stored in (trl 1.16, trainer/utils.py: _fused_forward)."""
+    saved = recipe.adapter is not None and recipe.model.head.name in recipe.adapter.saved
     untied = has_tail(recipe) and recipe.sharding.name == "fsdp2"
-    return untied and reads_head(recipe) and adapter is not None and recipe.model.head.name not in adapter.saved
+    return untied and reads_head(recipe) and hides_norm(recipe) and not saved
+
+
+def hides_norm(recipe: Recipe) -> bool:
+    """Whether accelerate does not find the final norm among the children of the base model, so that it stays with the
+    root: PEFT's base model is the whole one, and that of a class which sees has it in its language model (accelerate
+    1.15, utils/fsdp_utils.py: _find_final_norm)."""
+    return recipe.adapter is not None or recipe.model.tower is not None
