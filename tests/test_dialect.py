@@ -633,3 +633,11 @@ def test_a_model_that_nobody_gives_is_asked_for_with_its_images(monkeypatch: pyt
     assert found.fits == "error"
     assert "llava-hf/llava-1.5-7b-hf" in found.hint or "Qwen/Qwen2.5-VL" in found.hint, found.hint
     assert "--model Qwen/Qwen2.5-7B " not in found.hint
+
+
+def test_tinyllavas_recipe_adapts_the_language_model_and_trains_the_connector() -> None:
+    line = f"{LLAVA_OF_4_37} --tune_type_vision_tower frozen --tune_type_connector full --lora_r 9 --tune_type_llm lora"
+    lora = job(f"{line} --training_recipe lora", "tinyllava/train/train.py")["lora"]
+    assert (lora["r"], lora["targets"], lora["modules_to_train"]) == (9, "all-linear", ["multi_modal_projector"])
+    assert lora["exclude_modules"] == ["vision_tower"]
+    assert check(f"{line} --training_recipe qlora_int4", "tinyllava/train/train.py").fits == "unclear"

@@ -65,18 +65,23 @@ SCRIPTS = tuple(_scripts(parts_of(__file__)))
 
 _TUNED = {"tune_type_llm": "freeze_llm", "tune_type_vision_tower": "freeze_vision_tower",
           "tune_type_connector": "freeze_mm_mlp_adapter"}  # fmt: skip
-"""TinyLLaVA_Factory's words for a part, frozen or full, and the switch that says the same; adapters' stay."""
+"""TinyLLaVA_Factory's words for a part, frozen or full, and the switch that says the same (training_recipe/base.py)."""
 
 
 def with_switches(settings: Settings) -> Settings:
-    """``tune_type_llm: frozen`` is ``freeze_llm: true``; a second tower without a name is none."""
-    plain = {key: name for key, name in _TUNED.items() if settings.values.get(key) in ("frozen", "full")}
+    """``tune_type_llm: frozen`` is ``freeze_llm: true``, and ``lora`` of the recipe of that name ``lora_enable: true``;
+    a second tower without a name is none."""
+    said = {key: settings.values.get(key) for key in _TUNED}
+    plain = {name: (key, said[key] == "frozen") for key, name in _TUNED.items() if said[key] in ("frozen", "full")}
+    if said["tune_type_llm"] == settings.values.get("training_recipe") == "lora":
+        plain["lora_enable"] = ("tune_type_llm", True)
     if not plain:
         return settings
     none = {key for key in ("vision_tower2",) if not settings.values.get(key)}
-    values = {key: value for key, value in settings.values.items() if key not in {*plain, *TINY, *none}}
-    values |= {name: settings.values[key] == "frozen" for key, name in plain.items()}
-    lines = {**settings.lines} | {name: settings.lines.get(key, 1) for key, name in plain.items()}
+    gone = {*(key for key, _ in plain.values()), *TINY, *none}
+    values = {key: value for key, value in settings.values.items() if key not in gone}
+    values |= {name: on for name, (_, on) in plain.items()}
+    lines = {**settings.lines} | {name: settings.lines.get(key, 1) for name, (key, _) in plain.items()}
     return replace(settings, values=values, lines=lines)
 
 

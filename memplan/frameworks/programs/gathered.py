@@ -139,7 +139,7 @@ class Gathered:
                 asked.add(job_key)
                 draft.ask(job_key, str(place), what, HINTS.get(job_key, ""))
             elif key == "model_init_kwargs":
-                draft.warn(key, str(place), f"its value {verb(unknown)}", "quantisation")
+                draft.ask("quantization", str(place), what)
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:
                 draft.warn(key, str(place), f"its value {verb(unknown)}", subject_of(key))
 
