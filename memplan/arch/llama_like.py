@@ -33,10 +33,11 @@ def one(family: Family, config: Config, window: int | None, turns: bool) -> AnyM
     return made if turns else made.but(rotary="none")
 
 
-def rope_layers(config: Config, layers: int) -> list[bool]:
-    """Which layers turn q and k: no_rope_layers holds 1 for those that do, whatever its name says."""
+def rope_layers(config: Config, layers: int, empty: bool = False) -> list[bool]:
+    """Which layers turn q and k: no_rope_layers holds 1 for those that do, whatever its name says; without it all but
+    each no_rope_layer_interval-th. ``empty``: an empty list is none."""
     listed = config.value("no_rope_layers")
-    if listed is None:
+    if listed is None or (empty and not listed):
         interval = config.integer("no_rope_layer_interval")
         return [(i + 1) % interval != 0 for i in range(layers)]
     if not isinstance(listed, (list, tuple)) or len(listed) < layers or any(flag not in (0, 1) for flag in listed):

@@ -5,7 +5,7 @@ from memplan.arch import attention
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, gated, softmax_attention, sparse, turned
-from memplan.arch.llama_like import both_masks
+from memplan.arch.llama_like import both_masks, rope_layers
 from memplan.arch.post_norm import POST_NORMS, olmo2_attention, whole_norms
 from memplan.arch.routed import (
     JITTER,
@@ -153,7 +153,7 @@ def llama4_layers(family: Family, config: Config) -> list[FeedForward]:
 def llama4_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """Layers that turn q and k (and norm them, without weights) attend within chunks; others to all, queries scaled."""
     layers = config.integer("num_hidden_layers")
-    turning, kinds = turning_layers(config, layers), attention.layer_types(config, layers, KINDS)
+    turning, kinds = rope_layers(config, layers, empty=True), attention.layer_types(config, layers, KINDS)
     kinds = kinds or [CHUNKED if turns else attention.FULL for turns in turning]
     chunk = config.optional_integer("attention_chunk_size")
     made: dict[tuple[bool, int | None], AnyMixer] = {}
@@ -172,16 +172,6 @@ def style(config: Config, turns: bool) -> dict[str, object]:
     if turns:
         return {"style": "llama4", "rotary": "half", "unweighted_norms": config.flag("use_qk_norm")}
     return {"style": "llama4", "rotary": "none", "scaled_queries": config.flag("attn_temperature_tuning")}
-
-
-def turning_layers(config: Config, layers: int) -> list[bool]:
-    """Layers that turn q and k: 1 in no_rope_layers (despite its name), or all but each no_rope_layer_interval-th."""
-    given, interval = config.value("no_rope_layers"), config.integer("no_rope_layer_interval")
-    if not given:
-        return [(i + 1) % interval != 0 for i in range(layers)]
-    if not isinstance(given, (list, tuple)) or len(given) < layers or any(turns not in (0, 1) for turns in given):
-        raise config.wrong("no_rope_layers", f"a list of num_hidden_layers ({layers}) zeros and ones", given)
-    return [bool(turns) for turns in given[:layers]]
 
 
 def llama4_masks(spec: ModelSpec, config: Config) -> ModelSpec:
