@@ -11,6 +11,7 @@ from typing import NamedTuple
 from memplan.errors import printable
 from memplan.lang import said
 from memplan.lang.width import cells
+from memplan.tables.texts import texts_by_name
 from memplan.units import GiB, format_bytes
 
 
@@ -21,35 +22,8 @@ class Ink(NamedTuple):
     letter: str
 
 
-PALETTE = {
-    "parameters": Ink("#3b5b92", "W"),
-    "adapters": Ink("#6f94cf", "D"),
-    "reference": Ink("#8e7cc3", "R"),
-    "extra_models": Ink("#b39ddb", "X"),
-    "master_weights": Ink("#5a4a8f", "M"),
-    "optimizer_states": Ink("#2a9d8f", "O"),
-    "buffers": Ink("#9aa5b1", "B"),
-    "batch": Ink("#6b7785", "I"),
-    "workspaces": Ink("#b8a888", "K"),
-    "kv_cache": Ink("#4f9d69", "V"),
-    "gathered_parameters": Ink("#7fb2e5", "P"),
-    "autocast_weights": Ink("#a9c7ee", "U"),
-    "gradients": Ink("#e9b949", "G"),
-    "activations": Ink("#d1603d", "A"),
-    "recomputation": Ink("#f08a5d", "C"),
-    "logits": Ink("#b23a6f", "L"),
-    "temporaries": Ink("#e59a86", "T"),
-    "optimizer_temporaries": Ink("#7fcdbb", "Q"),
-    "communication": Ink("#8d6e63", "N"),
-    "stream_segments": Ink("#c7b7a3", "S"),
-    "context": Ink("#78858f", "Z"),
-    "trainer": Ink("#3b5b92", "t"),
-    "trainer_cache": Ink("#a9c7ee", "c"),
-    "trainer_context": Ink("#78858f", "x"),
-    "engine": Ink("#4f9d69", "e"),
-}
-"""By category. Letters: W weights, D adapters (deltas), I inputs, K kernels' workspaces, P gathered parameters, U
-copies under autocast, C recomputed, Q the optimizer's own temporaries, N NCCL, Z the CUDA context; else the first."""
+PALETTE = {category: Ink(*drawn.split()) for category, drawn in texts_by_name(__file__).items()}
+"""By category."""
 OTHER = Ink("#888888", "?")
 
 
