@@ -211,7 +211,3 @@ def fused(program: str, hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
         found = -LigerCrossEntropy.apply(flat, weight, labels)
     assert found is not None, program
     return found
-
-
-FUSED = ("fused", "chunked-log-probs", "chunked-nll", "liger", "tiled")
-"""Heads that take hidden states."""

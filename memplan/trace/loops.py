@@ -17,6 +17,7 @@ from memplan.trace import fused as fused_kernels
 from memplan.trace import kernels, losses
 from memplan.trace.loops_trl import trl_cpo, trl_dpo, trl_dpo_before_029, trl_kto, trl_kto_before_029, trl_sft
 from memplan.trace.runs import Run, is_read, router_keys, to_fp32
+from memplan.trace.support import WITHOUT_LOGITS
 
 ROWS_AT_ONCE = 128
 
@@ -238,8 +239,8 @@ def find_loop(recipe: Recipe) -> Callable[[Run], Any] | None:
     """The function that stands for a job's trainer and method; None for the bare loop and the Trainer."""
     method, trainer = recipe.method.name, recipe.trainer
     if method == "reward" or trainer.name in ("pytorch", "transformers"):
-        return fused if recipe.loss.head in fused_kernels.FUSED and method != "reward" else None
-    if recipe.loss.head in fused_kernels.FUSED:
+        return fused if recipe.loss.head in WITHOUT_LOGITS and method != "reward" else None
+    if recipe.loss.head in WITHOUT_LOGITS:
         return fused
     if recipe.loss.head == "chunked-lm-head":
         return litgpt_lora
