@@ -323,7 +323,7 @@ def test_the_pages_words_in_chinese_are_still_said_and_have_their_fields() -> No
     folders = (files("memplan.page") / "static", files("memplan.web") / "static")
     scripts = [each for folder in folders for each in folder.iterdir() if each.name.endswith((".js", ".html"))]
     scripts += [
-        files("memplan.web") / "fields.py",
+        files("memplan.web") / "fields.txt",
         files("memplan.page") / "packing.py",
         files("memplan") / "report.py",
     ]
