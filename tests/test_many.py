@@ -6,6 +6,7 @@ import gc
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -136,3 +137,19 @@ def test_a_folder_tells_its_trainings_and_the_rest_in_one_line(files: list[str])
     found = check_many(["."], CARD)
     assert [each.file for each in found] == ["a.yaml", "b.yaml", "c.yaml", "."]
     assert found[-1].text == "in this folder 2 other files (d.yaml, e.yaml)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is copied as it stands on Linux alone")
+def test_ctrl_c_ends_what_was_started_at_once(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had gone on until all shares were answered. Until then each file is told."""
+    told: list[tuple[int, int]] = []
+
+    def tell(text: str, done: int, whole: int) -> None:
+        told.append((done, whole))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(many, "MANY", 2)
+    monkeypatch.setattr(many, "TOGETHER", 1)
+    with pytest.raises(KeyboardInterrupt):
+        check_many(files * 8, CARD, processes=2, tell=tell)
+    assert (told, active_children()) == ([(1, 40)], [])

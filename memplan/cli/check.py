@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options
@@ -51,6 +52,7 @@ def check(values: Mapping[str, Any]) -> int:
     """Read, estimate and judge each file; write a line for each, and the reports that are asked for."""
     from memplan.frameworks.checking import worst
     from memplan.frameworks.many import check_many, cores
+    from memplan.render.progress import Bar
 
     files, form = values.get("files") or [], (values.get("form") or "text").lower()
     form = {"md": "markdown"}.get(form, form)
@@ -74,7 +76,9 @@ def check(values: Mapping[str, Any]) -> int:
     keys |= {"model": model} if model is not None else {}
     beside, framework, others = values.get("with_") or (), values.get("framework") or "", not values.get("skip_others")
     quiet = form == "text" and bool(values.get("quiet"))
-    found = check_many(files, keys, beside, framework, others, not quiet, cores(), True if values.get("play") else None)
+    work = partial(check_many, files, keys, beside, framework, others, not quiet, cores())
+    with Bar(threaded=False) as bar:  # processes are forked meanwhile
+        found = work(True if values.get("play") else None, tell=bar)
     for path, its_form in reports.items():
         write_report(path, written(found, its_form), bool(values.get("force")))
     text = written([each for each in found if each.exit_code] if quiet else found, form, quiet)

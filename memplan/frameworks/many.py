@@ -2,8 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from memplan.units import ceil_div
 
 File = tuple[str, bool]
 """A file, and whether it is an error there that it is no training config."""
+Tell = Callable[[str, int, int], None]
 MOST_NAMED = 3
 MOST_ADVISED = 3
 """Files at once for which remedies are looked for, and every step is played: of more, one by itself."""
@@ -38,10 +40,13 @@ def check_many(
     advise: bool = True,
     processes: int = 1,
     play: Literal[True] | None = None,
+    *,
+    tell: Tell = lambda text, done, whole: None,
 ) -> list[Checked]:
     """The answers of files, and of what lies in folders. ``others``: a file that is no training config is an error, in
     place of being skipped; of a folder it is told with its like. ``processes``: as many at most. ``play``: True
-    asks for the least that each job needs; None: steps are played, of many files only of jobs not sure to fit."""
+    asks for the least that each job needs; None: steps are played, of many files only of jobs not sure to fit.
+    ``tell`` hears how far it is."""
     forget()  # what files share of a project is read once
     folders = {path: files_of(path) for path in paths if os.path.isdir(path)}
     kept = {os.path.normpath(path) for path in beside}
@@ -52,7 +57,7 @@ def check_many(
     )
     few = len(trainings) <= MOST_ADVISED
     work = partial(_answers, options, beside, framework, advise and few, play or (None if few else "unsure"))
-    answers = iter(_by_several(work, files, processes))
+    answers = iter(_by_several(work, files, processes, tell))
     found: list[Checked] = []
     for path in paths:
         if path not in folders:
@@ -61,7 +66,7 @@ def check_many(
         own, programs = [each for _ in within[path] for each in next(answers)], folders[path][1]
         if all(each.fits == "skipped" for each in own):  # nothing here starts a program: they stand for themselves
             named = [(name, False) for name in programs if may_train(name)][:MOST_PROGRAMS]
-            trains = [each for several in _by_several(work, named, processes) for each in several]
+            trains = [each for several in _by_several(work, named, processes, tell) for each in several]
             own += [each for each in trains if each.fits != "skipped"]
             programs = programs[len({each.file for each in trains if each.fits != "skipped"}) :]
         found += _of_folder(path, own, len(programs))
@@ -93,33 +98,55 @@ def _answers(
     return check_all(file[0], options, beside, framework, file[1], advise, play, fresh=False)
 
 
-def _by_several(work: Callable[[File], list[Checked]], files: Sequence[File], processes: int) -> list[list[Checked]]:
+def _by_several(
+    work: Callable[[File], list[Checked]], files: Sequence[File], processes: int, tell: Tell
+) -> list[list[Checked]]:
     """The answers of each file, in order. What a process of several could not give, this one works out itself."""
+    found: list[list[Checked]] = []
+
+    def in_turn(share: Sequence[File]) -> None:
+        for answers in _in_turn(work, share):
+            found.append(answers)
+            tell("checking", len(found), len(files))
+
     if processes < 2 or len(files) < MANY:
-        return _in_turn(work, files)
+        in_turn(files)
+        return found
     from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor  # which a few files never load
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
     work(files[0])  # what all need is loaded before it is copied
     each = min(TOGETHER, ceil_div(len(files), 4 * processes))
     shares = [files[at : at + each] for at in range(0, len(files), each)]
     given: list[Future[list[list[Checked]]]] = []
-    with ProcessPoolExecutor(processes, get_context("fork"), gc.freeze) as pool:
-        with suppress(BrokenExecutor):  # a process was killed before all were given out
-            given += (pool.submit(_in_turn, work, share) for share in shares)
-        found = [
-            answers
-            for share, one in zip(shares, given, strict=False)
-            for answers in (_in_turn(work, share) if one.exception() else one.result())
-        ]
-    return found + _in_turn(work, files[len(found) :])
+    others = active_children()
+    with ProcessPoolExecutor(processes, get_context("fork"), _begin) as pool:
+        try:
+            with suppress(BrokenExecutor):  # a process was killed before all were given out
+                given += (pool.submit(_listed, work, share) for share in shares)
+            for share, one in zip(shares, given, strict=False):
+                in_turn(share) if one.exception() else found.extend(one.result())
+                tell("checking", len(found), len(files))
+        except KeyboardInterrupt:
+            for child in active_children():
+                child.kill() if child not in others else None
+            raise
+    in_turn(files[len(found) :])
+    return found
 
 
-def _in_turn(work: Callable[[File], list[Checked]], files: Sequence[File]) -> list[list[Checked]]:
+def _begin() -> None:
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that the user started
+
+
+def _listed(work: Callable[[File], list[Checked]], files: Sequence[File]) -> list[list[Checked]]:
+    return list(_in_turn(work, files))
+
+
+def _in_turn(work: Callable[[File], list[Checked]], files: Sequence[File]) -> Iterator[list[Checked]]:
     """One after the other, without what each leaves behind: where nothing collects it, a thousand leave gigabytes."""
-    found = []
     for at, file in enumerate(files, start=1):
-        found.append(work(file))
+        yield work(file)
         if at % TOGETHER == 0 and not gc.isenabled():
             gc.collect()
-    return found

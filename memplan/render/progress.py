@@ -80,10 +80,11 @@ BAR_DELAY_S = 1.0
 class Bar:
     """A bar for what goes through many things: on a terminal only, and only when it takes longer than a second.
 
-    Called with what is being done, how far it is, and of how many; 0 of 0 where nobody knows, which is a spinner."""
+    Called with what is being done, how far it is, and of how many; 0 of 0 where nobody knows, which is a spinner.
+    ``threaded``: it turns between calls, too."""
 
-    def __init__(self) -> None:
-        self._shows = on_terminal()
+    def __init__(self, threaded: bool = True) -> None:
+        self._shows, self._threaded = on_terminal(), threaded
         self._begun = time.monotonic()
         self._bar: Progress_ | None = None
         self._task: Any = None
@@ -102,14 +103,15 @@ class Bar:
         if self._bar is None:
             self._start()
         assert self._bar is not None
-        self._bar.update(self._task, description=text, completed=done, total=whole or None)
+        self._bar.update(self._task, description=text, completed=done, total=whole or None, refresh=not self._threaded)
 
     def _start(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        self._bar = Progress(*columns, console=console, transient=True, auto_refresh=self._threaded)
         self._bar.start()
         self._task = self._bar.add_task("", total=None)
 
