@@ -30,6 +30,7 @@ TINY = {
 MIXTURE = TINY | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 BASE: dict[str, Any] = {"model": TINY, "method": "sft", "num_gpus": 8, "sequence_length": 64, "sharding": "fsdp2"}
 ONE = BASE | {"sharding": "fsdp"}
+NF4 = {"quantization": "nf4"}
 STATES = ("parameters", "adapters", "gradients", "optimizer_states")
 MODEL = (*STATES, "gathered_parameters", "buffers")
 
@@ -427,3 +428,15 @@ def test_a_frozen_unit_is_whole_until_the_unit_before_is() -> None:
     events = step_events(resolve(read_job({**ONE, **keys})))
     assert events is not None
     assert events.peak == pytest.approx(138_840_064, rel=2e-3)
+
+
+@pytest.mark.parametrize(("sharding", "base", "itemsize"), [("fsdp", {}, 4), ("fsdp2", {}, 4), ("fsdp2", NF4, 2)])
+def test_accelerate_trains_copies_in_fp32_but_beside_four_bits(
+    sharding: str, base: dict[str, Any], itemsize: int
+) -> None:
+    def states(**adapter: Any) -> int:
+        given = {"trainer": "llamafactory", "precision": "bf16", "sharding": sharding, **base}
+        ledger = build_ledger(recipe_of(**given, lora={"r": 8, **adapter}))
+        return sum(row.bytes for row in ledger.rows if row.category == "optimizer_states")
+
+    assert states(modules_to_save=["lm_head"]) - states() == 2 * itemsize * 1000 * 256 // 8

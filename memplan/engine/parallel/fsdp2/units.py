@@ -127,9 +127,13 @@ def is_reached(weights: list[Weight], apart: bool, adapter: Adapter | None) -> b
 
 
 def upcasts(recipe: Recipe, weight: Weight) -> bool:
-    """Whether accelerate stores a trained weight in fp32 under FSDP1's mixed precision (1.15 accelerator.py:
-    ``prepare_model``), a copy that ``modules_to_save`` makes of one in half precision too."""
-    return weight.trained and recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.casts and gathers(recipe)
+    """Whether accelerate stores a trained weight in fp32 under FSDP's mixed precision (1.15 accelerator.py:
+    ``prepare_model``, utils/fsdp_utils.py: ``fsdp2_prepare_model``), a copy that ``modules_to_save`` makes of one in
+    half precision too. Beside 4-bit weights of bitsandbytes its FSDP2 leaves them as they are."""
+    if not (weight.trained and recipe.sharding.fsdp.casts and gathers(recipe)):
+        return False
+    base = recipe.quantised
+    return base is None or base.scheme.product != "bnb-4bit" or recipe.sharding.name == "fsdp"
 
 
 def casts(recipe: Recipe) -> bool:
