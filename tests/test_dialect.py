@@ -641,3 +641,18 @@ def test_tinyllavas_recipe_adapts_the_language_model_and_trains_the_connector() 
     assert (lora["r"], lora["targets"], lora["modules_to_train"]) == (9, "all-linear", ["multi_modal_projector"])
     assert lora["exclude_modules"] == ["vision_tower"]
     assert check(f"{line} --training_recipe qlora_int4", "tinyllava/train/train.py").fits == "unclear"
+
+
+def test_two_lengths_alone_are_no_qlora() -> None:
+    line = f"{PLAIN} --source_max_len 256 --target_max_len 256"
+    assert job(line, "finetune.py").get("lora") is None
+    assert job(f"{line} --bits 4", "finetune.py")["quantization"] == "nf4-double"
+
+
+def test_a_loop_of_its_own_under_a_known_scripts_words_is_unclear() -> None:
+    Path("train_dpo.py").write_text("def main():\n    loss.backward()\n")
+    found = check(
+        f"{PLAIN} --beta 0.1 --max_length 512 --max_prompt_length 64 --lora_r 8 --mm_projector_type x", "train_dpo.py"
+    )
+    assert found.fits == "unclear"
+    assert "training loop of the program's own" in found.text, found.text
