@@ -10,6 +10,7 @@ import pytest
 from framework_cases import FILES, changed, decided
 
 from memplan.api import estimate
+from memplan.frameworks.checking import check_file
 from memplan.frameworks.reading import read_target
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput
@@ -100,6 +101,12 @@ def test_what_bears_is_named(tmp_path: Path, text: str, line: str, key: str) -> 
     ("text", "line", "key", "decides"),
     [
         (TITAN, '[optimizer]\nname = "Shampoo"', "optimizer.name", "optimizer"),
+        (
+            TITAN,
+            '[optimizer]\nimplementation = "foreach"\nearly_step_in_backward = true',
+            "optimizer.early_step_in_backward",
+            "optimizer",
+        ),
         (LITGPT, "model_config: {n_layer: 2}", "model_config", "model"),
     ],
 )
@@ -108,6 +115,12 @@ def test_what_may_take_more_than_is_counted_leaves_it_unclear(
 ) -> None:
     name = "train.toml" if text is TITAN else "train.yaml"
     assert decided(read(tmp_path, f"{text}{line}\n", name, **_model(text)))[key] == decides
+
+
+def test_a_fused_step_in_backward_is_counted_from_above(tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(f"{TITAN}[optimizer]\nearly_step_in_backward = true\n")
+    found = check_file(str(tmp_path / "train.toml"), {"gpu": "b200-180gb", "num_gpus": 64})
+    assert (found.fits, found.at_most) == ("yes", True), found.text
 
 
 def _model(text: str) -> dict[str, Any]:

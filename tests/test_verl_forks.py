@@ -589,6 +589,12 @@ def test_the_defaults_of_an_easy_r1_beside_are_its_own(tmp_path: Path) -> None:
     assert (own.padded, own.rollout.gpu_memory_utilization, own.method) == (True, 0.5, "rloo")
 
 
+def test_a_copy_of_openrlhf_evaluates_by_a_batch_of_its_own(tmp_path: Path) -> None:
+    sft = "deepspeed --module openrlhf.cli.train_sft --pretrain Qwen/Qwen2.5-0.5B --max_len 512 --bf16 --flash_attn"
+    found = read(tmp_path, f"{sft} --micro_train_batch_size 1 --micro_eval_batch_size 4", num_gpus=8)
+    assert (found.job.batch_size, found.job.eval_batch_size, deciding(found)) == (1, 4, {})
+
+
 FORWARD = """class Actor:
     def forward(self, sequences):
         output = self.model(sequences)

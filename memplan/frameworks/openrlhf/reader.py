@@ -200,6 +200,7 @@ def _batch(keys: Keys, program: str, gpus: int) -> None:
         keys.put("token_budget", max(tokens, length), "train.max_tokens_per_gpu")
     else:
         keys.put("batch_size", micro, "train.micro_batch_size")
+    keys.copy("eval_batch_size", "micro_eval_batch_size", "whole")  # of copies that evaluate by another
     if program == "ppo_ray":
         read_scoring(keys, length, int(keys.draft.values.get("token_budget", micro * length)), gpus, ring)
     steps = max(1, ceil_div(total, micro * gpus))

@@ -273,8 +273,9 @@ def _optimizer(keys: Keys) -> None:
         keys.put("optimizer_impl", {"for-loop": "loop"}.get(how, how), "implementation")
     else:
         keys.warn("name", f"optimizer {name[:20]} is not modelled: adamw is counted in its place", "optimizer")
-    if keys.flag("early_step_in_backward"):
-        keys.warn("early_step_in_backward", "gradients are counted as held until the step")
+    if keys.flag("early_step_in_backward"):  # a fused step of one weight makes nothing beside it
+        tell = keys.bound if how == "fused" else keys.warn
+        tell("early_step_in_backward", "gradients are counted as held until the step", "optimizer")
     keys.close(words("lr eps weight_decay beta1 beta2 fused early_step_in_backward"))
 
 
