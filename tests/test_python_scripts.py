@@ -290,6 +290,19 @@ def test_unsloth_is_its_own_kernels(tmp_path: Path) -> None:
     assert decides(read(tmp_path, engine)) == {"engine"}  # nothing is generated, and yet it is there
 
 
+@pytest.mark.parametrize(("amp", "precision", "bound"), [("bf16", "bf16-amp", True), ("fp16", "fp16", False)])
+def test_halves_of_another_kind_under_autocast_are_counted_from_above(
+    tmp_path: Path, amp: str, precision: str, bound: bool
+) -> None:
+    """Each product casts the weight, and saves the copy."""
+    model = MODEL.replace("bfloat16", "float16")
+    given = read(
+        tmp_path, model + SFT.replace("bf16=True", f"bf16={amp == 'bf16'}, fp16={amp == 'fp16'}"), gpu="a100-80gb"
+    )
+    assert resolve(given).storage.precision.name == precision
+    assert [each.above for each in given.unread if each.decides == "precision"] == [True] * bound
+
+
 FAST = """
     from unsloth import FastLanguageModel  # pip install unsloth=={}
     model, tok = FastLanguageModel.from_pretrained("Qwen/Qwen2.5-0.5B", max_seq_length={}{})

@@ -58,7 +58,10 @@ def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
         return
     half = amp if load == "auto" and amp != "no" else "bf16" if load == "auto" else load
     if amp not in ("no", half):
-        draft.remarks.append(f"weights are loaded in {half} and run under autocast in {amp}, which is not modelled")
+        told = f"weights in {half} under autocast in {amp} are cast for each product, and the copies saved"
+        draft.bound("dtype", loaded.text, f"{told}: counted as fp32 under it, which holds no less", "precision")
+        draft.put("precision", f"{amp}-amp", why)
+        return
     draft.put("precision", half, loaded if load != "auto" else why)
     if not sharding.startswith("fsdp"):
         draft.put("autocast", amp != "no", why)
