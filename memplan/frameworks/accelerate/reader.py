@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks import deepspeed, processes
-from memplan.frameworks.accelerate.write import LAUNCHING, write_accelerate
+from memplan.frameworks.accelerate.write import LAUNCHING, files_of
 from memplan.frameworks.base import DEFAULT, Draft, Framework, Keys, Origin
 from memplan.frameworks.documents import Document, Settings, words
 from memplan.frameworks.fsdp_keys import LAUNCH, put_inner, read_fsdp
@@ -281,6 +281,4 @@ def _dynamo(keys: Keys, over: Keys) -> None:
             at.warn("dynamo_config" if section else "dynamo_backend", f"{backend[:20]} is counted as inductor")
 
 
-FRAMEWORK = Framework(
-    "accelerate", "accelerate", "1.15", recognise, read, write_accelerate, launches=True, writes=LAUNCHING
-)
+FRAMEWORK = Framework("accelerate", "accelerate", "1.15", recognise, read, files_of, launches=True, writes=LAUNCHING)

@@ -166,11 +166,6 @@ def run_script(command: str, job: Job, comment: tuple[str, ...]) -> File:
     return File(SCRIPT, text="\n".join([*lines, "", command, ""]))
 
 
-def write_accelerate(job: Job, writing: Writing) -> list[File]:
-    """accelerate's config alone."""
-    return files_of(job, writing)
-
-
 def write_deepspeed(job: Job, writing: Writing) -> list[File]:
     """DeepSpeed's JSON alone, every number written out: ``auto`` is for Hugging Face's Trainer."""
     if stage_of(job) is None:
