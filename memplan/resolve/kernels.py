@@ -186,7 +186,10 @@ def _check_te(trainer: Trainer) -> None:
 UNSLOTH_LOSS = {
     "sft": "loss in chunks of at most 4 GiB of fp32 logits (half of what is free, where that is less)",
     "grpo": "log-probabilities in chunks, whose logits torch.compile keeps",
+    "cross-entropy": "loss of all logits, as until 2024.11.7",
+    "cut-cross-entropy": "loss without logits but for short batches, as until 2025.8.4",
 }
+"""By method, and by an older version's loss_head."""
 
 
 def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes: Notes) -> Kernels:
@@ -194,7 +197,11 @@ def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes:
     refused = (
         (spec.family not in UNSLOTH or not _plain_layers(spec), spec.family, "modelled: " + ", ".join(UNSLOTH)),
         (job.lora is None, "full training, which runs transformers' own modules", "add lora, or leave kernels out"),
-        (METHODS[job.method].name not in UNSLOTH_LOSS, f"method {job.method}", "use sft, grpo, or leave kernels out"),
+        (
+            METHODS[job.method].name not in ("sft", "grpo"),
+            f"method {job.method}",
+            "use sft, grpo, or leave kernels out",
+        ),
         (job.num_gpus > 1, "several GPUs", "use num_gpus: 1, or leave kernels out"),
         (_sharding(job) not in ("none", "ddp"), _sharding(job), "use sharding: none, or leave kernels out"),
         (job.quantization not in UNSLOTH_BASES, job.quantization, "use nf4 or nf4-double, or leave kernels out"),
@@ -208,9 +215,10 @@ def _unsloth(job: Job, spec: ModelSpec, again: Recompute, stored: Stored, notes:
     for cannot, what, hint in refused:
         if cannot:
             raise InvalidJob(f"kernels: unsloth is not modelled for {what}", hint)
+    loss = UNSLOTH_LOSS.get(str(job.loss_head), UNSLOTH_LOSS[METHODS[job.method].name])
     notes.assume(
-        f"kernels: Unsloth's adapters, RMSNorm, rotary embedding, and {UNSLOTH_LOSS[METHODS[job.method].name]}, read "
-        "from its code and not measured; the high figure is that of the same layers without it"
+        f"kernels: Unsloth's adapters, RMSNorm, rotary embedding, and {loss}, read "
+        "from its code; the high figure is that of the same layers without it"
     )
     return UNSLOTH[spec.family]
 

@@ -1,6 +1,6 @@
 """Unsloth's functions on the tape: adapters fused with the products beside them.
 
-unsloth 2026.8 kernels/fast_lora.py (LoRA_QKV, LoRA_MLP, LoRA_W) and kernels/utils.py (matmul_lora). Not measured."""
+unsloth 2026.8 kernels/fast_lora.py (LoRA_QKV, LoRA_MLP, LoRA_W) and kernels/utils.py (matmul_lora)."""
 
 from collections.abc import Sequence
 
