@@ -661,3 +661,26 @@ def test_a_copy_of_trl_that_does_more(tmp_path: Path, old: str, new: str, told: 
     place.write_text(GRPO.replace(old, new) if old else GRPO)
     found = read(tmp_path, GRPO_PROGRAM, "train.py", num_gpus=8)
     assert {each.decides for each in found.unread if each.key == "trl"} == set([told] if told else [])
+
+
+SCORES = """class Actor:
+    @torch.no_grad()
+    def compute_log_prob(self, data):
+        return [self._forward_micro_batch(each) for each in data]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (SCORES, set()),
+        (SCORES.replace("    @torch.no_grad()\n", ""), {"activations"}),
+        (SCORES.replace("    @torch.no_grad()\n", "").replace(
+            "return [", "with torch.no_grad():\n            return ["), set()),
+    ],
+)  # fmt: skip
+def test_a_copy_of_verl_that_scores_with_a_graph(tmp_path: Path, code: str, told: set[str]) -> None:
+    place = tmp_path / "verl" / "workers" / "actor" / "dp_actor.py"
+    place.parent.mkdir(parents=True)
+    place.write_text(code)
+    assert set(deciding(read(tmp_path, RL)).values()) == told

@@ -59,6 +59,8 @@ class Seen(NamedTuple):
     """Those around it there."""
     branches: frozenset[tuple[int, str]] = frozenset()
     """Lines of those, each with the side."""
+    graph: bool = True
+    """No ``no_grad`` is around it."""
 
     @property
     def tests(self) -> frozenset[str]:
@@ -123,6 +125,12 @@ def own_pass(of: Places, actor: Sequence[Seen], said: Collection[str], program: 
     ends = [each.node.lineno for each in update if each.calls.rpartition(".")[2] == "backward"]
     own += [two for one, two in combinations(passes, 2) if one.method == two.method and not _apart(one, two, ends)]
     return next(filter(None, (_asked(each, actor, said, program, name or of.actor) for each in own)), None)
+
+
+def own_graph(of: Places, actor: Sequence[Seen]) -> Found | None:
+    """Where a rollout's scores are made with a graph, which stays over all their micro-batches."""
+    found = (each for each in actor if each.method == of.score and each.graph and of.passes.fullmatch(each.calls))
+    return next((Found(f"{of.actor}, line {each.node.lineno}") for each in found), None)
 
 
 def own_role(of: Places, trainer: Sequence[Seen], said: Collection[str], program: str) -> tuple[str, Found] | None:
@@ -223,6 +231,11 @@ def _seen(node: ast.AST, at: Seen | None = None) -> Iterator[Seen]:
         yield at._replace(node=node)
     if isinstance(node, ast.FunctionDef) and not at.method:
         at = at._replace(method=node.name)
+    around = (
+        node.decorator_list if isinstance(node, ast.FunctionDef) else node.items if isinstance(node, ast.With) else ()
+    )
+    if any(re.search(r"no_grad|inference_mode", ast.unparse(each)) for each in around):
+        at = at._replace(graph=False)
     for name, value in ast.iter_fields(node):
         inner = at
         if isinstance(node, ast.If | ast.IfExp) and name != "test":

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.copies import TRL, Places, in_copy
-from memplan.frameworks.own_code import Found, code_of, own_head, own_pass, own_role
+from memplan.frameworks.own_code import Found, code_of, own_graph, own_head, own_pass, own_role
 
 
 def warn_own_code(keys: Keys, of: Places, named: Mapping[str, str], bearer: str, program: str) -> set[str]:
@@ -39,6 +39,7 @@ def _found(
     for each, whose, what, decides in (
         (own_head(of, actor, named), "", f"makes more of the logits than {title} does", "loss"),
         (next(filter(None, passes), None), "", f"runs the model more often than {title} does", "activations"),
+        (own_graph(of, actor), "", "scores a rollout without no_grad: its graphs wait", "activations"),
         (found, role, "has workers of its own whose model is not counted", "model"),
     ):
         if each:
