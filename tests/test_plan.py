@@ -15,9 +15,11 @@ from memplan.cli.app import main
 from memplan.cost import card, examples_per_step, seconds
 from memplan.errors import InvalidJob, UsageError
 from memplan.planner import Plans, plan
+from memplan.planner.candidates import Builder, without_choices
 from memplan.planner.planning import question
 from memplan.planner.search import best, front, largest, nearest
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, batches, data_ranks, layouts
+from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.allocator import Allocator
@@ -492,3 +494,30 @@ def test_what_can_never_run_is_an_error_and_no_lack_of_memory(
 def test_where_no_batch_is_given_all_gpus_have_some(gpus: int, batch: int) -> None:
     asked = question(read_job({"model": "llama-3.2-1b", "method": "sft", "gpu": "h100-80gb", "num_gpus": gpus}))
     assert asked.space.global_batch == batch
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model": "qwen3-0.6b", "method": "dpo", "num_gpus": 8},
+        {"model": "qwen3-0.6b", "method": "kto", "num_gpus": 2, "lora": {}, "trainer": "llamafactory"},
+        {"model": "gemma-3n-e2b", "method": "simpo", "num_gpus": 2},
+        {"model": "recurrentgemma-2b", "method": "simpo", "num_gpus": 1},
+        {"model": "t5-small", "method": "sft", "num_gpus": 2},
+        {"model": "deepseek-v2-lite", "method": "orpo", "num_gpus": 16, "trainer": "trl"},
+        {"model": "olmoe-1b-7b", "method": "sft", "num_gpus": 16},
+        {"model": "qwen3-0.6b", "method": "dpo", "num_gpus": 4, "trainer": "megatron-swift"},
+    ],
+    ids=str,
+)
+def test_a_candidate_is_what_resolve_makes_of_its_keys(keys: dict[str, Any]) -> None:
+    asked = question(read_job({**keys, "gpu": "h100-80gb"}))
+    builder = Builder(without_choices(asked.given, asked.space.fixed), asked.space, asked.device)
+    legal = {each.group: each for each in candidates(asked.given, asked.space, asked.device).legal}
+    assert legal
+    for each in legal.values():
+        found, resolved = (
+            {name: value for name, value in recipe.flat().items() if not name.startswith("provenance.")}
+            for recipe in (each.recipe, builder.recipe(each.keys))
+        )
+        assert found == resolved, each.keys

@@ -6,5 +6,6 @@ the optimizer in ``optimizer``, and all of it is put together in ``step``. Held 
 docs/accuracy.md."""
 
 from memplan.cost.face import Speed, card, examples_per_step, prepare, seconds, speed
+from memplan.cost.step import Prepared
 
-__all__ = ["Speed", "card", "examples_per_step", "prepare", "seconds", "speed"]
+__all__ = ["Prepared", "Speed", "card", "examples_per_step", "prepare", "seconds", "speed"]

@@ -1,7 +1,7 @@
 """The choices beside the layout, each with the values that the layout's trainer has a switch for."""
 
 from collections.abc import Hashable, Iterator, Mapping
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from memplan.planner.degrees import Keys, is_native
@@ -18,6 +18,7 @@ from memplan.planner.space import (
     offloads_activations,
     trainer_of,
 )
+from memplan.spec.recipe import Recipe
 from memplan.tables.kernels import LIGER
 from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
@@ -156,3 +157,30 @@ def alternatives(space: Space, keys: Keys, refusal: str) -> Iterator[Keys]:
             yield {**keys, key: value}
         if key == "optimizer_impl":
             yield {**keys, key: "auto"}
+
+
+Made = dict[frozenset[Any], tuple[Keys, Recipe]]
+"""Structures of a layout by their choices: their keys, and what they resolve to."""
+
+
+def joined(other: Keys, keys: Keys, first: Keys, made: Made) -> tuple[Keys, Recipe] | None:
+    """A structure of two that are resolved: one with its checkpointing, one with its loss head and reference, which do
+    not bear on each other. None where it is one of these itself, or one of these cannot be."""
+    loss: Keys = {key: first[key] for key in ("loss_head", "reference") if key in other}
+    again: Keys = {"gradient_checkpointing": first.get("gradient_checkpointing")}
+    own, plain = (made.get(frozenset((other | half).items())) for half in (loss, again))
+    if own is None or plain is None or any(own[0].get(key) != plain[0].get(key) for key in DOMINATED):
+        return None
+    (said, recipe), (_, of) = own, plain
+    same = {key: said[key] for key in DOMINATED if key in said}
+    recipe = recipe._replace(loss=of.loss, others=of.others, batch=of.batch, provenance=of.provenance)
+    return {**keys, **same}, recipe
+
+
+def named(other: Keys, recipe: Recipe) -> Iterator[Hashable]:
+    """The choices that name what ``auto`` came to: the same again."""
+    came_to = {"reference": recipe.others.reference, "loss_head": recipe.provenance.job.get("loss_head")}
+    autos = {key: value for key, value in came_to.items() if other.get(key) == "auto"}
+    for size in range(1, len(autos) + 1):
+        for keys in combinations(autos, size):
+            yield frozenset({**other, **{key: autos[key] for key in keys}}.items())

@@ -1,18 +1,18 @@
-"""From choices to recipes: each structure is resolved once, and its batches are set in the recipe.
+"""From choices to recipes: a structure is resolved once, and its batches are set in the recipe.
 
 A recipe with another batch and accumulation is what ``resolve`` makes of the job with that batch, but for what
-``depends_on_batch`` names (tests/test_plan.py compares field by field)."""
+``depends_on_batch`` names; and of most structures each half is resolved already, in others (``axes.joined``;
+tests/test_plan.py compares both field by field)."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from itertools import combinations
 from typing import Any, NamedTuple
 
-from memplan.cost import examples_per_step, prepare, seconds
+from memplan.cost import Prepared, examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
 from memplan.engine.bounds import stepping
 from memplan.errors import MemplanError
-from memplan.planner.axes import LEANEST, OUTDONE, alternatives, in_megatron, others, twins_of
+from memplan.planner.axes import LEANEST, OUTDONE, Made, alternatives, in_megatron, joined, named, others, twins_of
 from memplan.planner.degrees import Keys
 from memplan.planner.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts, trainer_of
 from memplan.planner.words import layout_name
@@ -153,6 +153,7 @@ class Builder:
         better: dict[str, set[Hashable]] = {key: set() for key in OUTDONE}
         offloads = trainer_of(self.space, layout).reference.offloads
         everything, asked = list(others(self.space, layout)), False
+        made, ready = Made(), dict[frozenset[Any], Prepared]()
         for other in everything:
             own, twins = frozenset(other.items()), twins_of(other, offloads)
             if own in known:
@@ -167,19 +168,22 @@ class Builder:
             keys = same_training(
                 self.space, in_megatron({**layout, **other}), self.given.sources.get("precision") == "option"
             )
-            found = self._resolved(family, keys, sizes)
+            found = joined(other, keys, everything[0], made) or self._resolved(family, keys, sizes)
             if found is None:
                 continue
-            keys, recipe = found
+            keys, recipe = made[own] = found
             if not asked and self.above(recipe):
                 self.floored.append(Floored(family, keys, len(everything) * len(sizes)))
                 return
             asked = True
-            known.update(_named(other, recipe))
+            known.update(named(other, recipe))
             better["pair_pass"].add(own)
             if recipe.others.reference == LEANEST["reference"] and not stays_gathered(recipe):
                 better["reference"].add(frozenset({**other, **LEANEST}.items()))
-            self._batches(family, keys, recipe, sizes)
+            of_the_rest = frozenset(item for item in other.items() if item[0] != "loss_head")
+            if of_the_rest not in ready:
+                ready[of_the_rest] = prepare(recipe, self.device)
+            self._batches(family, keys, recipe, sizes, ready[of_the_rest])
 
     def _number(self, keys: Keys) -> int:
         """What a structure of the layout at hand is known by."""
@@ -214,10 +218,10 @@ class Builder:
         known = self.refused.get((number, reason), Refused(keys, reason, 0, hint))
         self.refused[number, reason] = known._replace(plans=known.plans + count)
 
-    def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]]) -> None:
+    def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]], ready: Prepared) -> None:
         bounded = "reference" in keys and not stays_gathered(first)
         structure, leaner = (self._number(keys), self._number({**keys, **LEANEST} if bounded else keys))
-        ready, changes, met = prepare(first, self.device), _changes(self.space, keys), set[int]()
+        changes, met = _changes(self.space, keys), set[int]()
         for size, steps in sizes:
             full = {**keys, "batch_size": size, "gradient_accumulation_steps": steps}
             try:
@@ -249,15 +253,6 @@ class Floors:
         assert recipe.hardware.gpu is not None
         usable = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
         return stepping(recipe, usable) > usable
-
-
-def _named(other: Keys, recipe: Recipe) -> Iterator[Hashable]:
-    """The choices that name what ``auto`` came to: the same again."""
-    came_to = {"reference": recipe.others.reference, "loss_head": recipe.provenance.job.get("loss_head")}
-    autos = {key: value for key, value in came_to.items() if other.get(key) == "auto"}
-    for size in range(1, len(autos) + 1):
-        for keys in combinations(autos, size):
-            yield frozenset({**other, **{key: autos[key] for key in keys}}.items())
 
 
 def accumulation_class(recipe: Recipe) -> int:

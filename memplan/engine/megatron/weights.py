@@ -5,6 +5,7 @@ router, the down-projections of latent attention and biases of row-parallel prod
 are divided over the expert-parallel ranks, each over its expert-tensor-parallel ones."""
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.engine.megatron.stages import Chunk, chunks_of
@@ -170,8 +171,18 @@ def _mtp(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> Iterator[Sha
         yield Share("word embedding, copy for MTP", vocabulary, spec.embedding_width or hidden, 1, linears=(EMBEDDING,))
 
 
-def layer_shares(layer: Layer, degrees: Parallel, count: int) -> Iterator[Share]:
+def layer_shares(layer: Layer, degrees: Parallel, count: int) -> tuple[Share, ...]:
     """Everything of ``count`` equal layers."""
+    divided = Parallel(tensor=degrees.tensor, expert=degrees.expert, expert_tensor=degrees.expert_tensor)
+    return _of_equal(layer, divided, count)
+
+
+@lru_cache(maxsize=4096)
+def _of_equal(layer: Layer, degrees: Parallel, count: int) -> tuple[Share, ...]:
+    return tuple(_of_layers(layer, degrees, count))
+
+
+def _of_layers(layer: Layer, degrees: Parallel, count: int) -> Iterator[Share]:
     mixer, part = layer.mixer, layer.feed_forward
     tensor = degrees.tensor
     if isinstance(mixer, Attention):
