@@ -8,10 +8,13 @@ import pytest
 
 from memplan.arch.quantised import stored
 from memplan.engine.generation.weights import weights_bytes
+from memplan.engine.micro_step import policy_mode
 from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.presets import model_preset
+from memplan.resolve import resolve
 from memplan.spec.generation import Generator
+from memplan.spec.reading import read_job
 from memplan.tables.quantizations import Stored
 
 QWEN = {**model_preset("qwen3-8b")["config"], "num_hidden_layers": 3}
@@ -138,3 +141,11 @@ def test_layers_of_a_tower_are_none_of_the_language_model() -> None:
     section = {"quant_method": "compressed-tensors", "config_groups": {"a": CHANNELS}}
     ignored: dict[str, Any] = {"ignore": ["lm_head", "vision_tower.encoder.layers.0.self_attn.k_proj"]}
     assert stored("compressed-tensors", section | ignored, QWEN) == stored("compressed-tensors", section, QWEN)
+
+
+@pytest.mark.parametrize(
+    ("model", "itemsize"), [("gemma-3-4b", 2), ("qwen3.5-4b", 2), ("olmo-2-7b", 2), ("qwen3-4b", 4)]
+)
+def test_norms_that_cast_back_leave_the_residual_stream_narrow(model: str, itemsize: int) -> None:
+    job = {"model": model, "method": "simpo", "trainer": "trl", "quantization": "nf4", "lora": {"r": 16}}
+    assert policy_mode(resolve(read_job(job))).residual_itemsize == itemsize

@@ -24,6 +24,7 @@ from memplan.engine.parallel.sharding import gradient_mode, second_mode, takes_g
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import TracedPass, traced_pass
 from memplan.engine.resident_models import reference_pass, repeats_keys, teacher_pass
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.recompute import Recompute
 from memplan.tables.styles import GradientMode, PassStyle
@@ -45,6 +46,7 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
             product=product_itemsize(recipe, recipe.quantised),
             casts_all=bool(recipe.storage.precision.master),
             output=recipe.numerics.itemsize if casts_outputs(recipe) else 0,
+            norms_cast=recipe.quantised is not None and _norms_cast(recipe.model),
         ),
         recompute=recipe.checkpointing.recompute if recompute is None else recompute,
         offload=recipe.checkpointing.offload,
@@ -85,6 +87,13 @@ def _is_widened(recipe: Recipe) -> bool:
     scales its streams (modeling_gemma3n.py: ``hidden_states_0**2``), unless FSDP2 casts what each layer is given."""
     scaled = recipe.sharding.name != "fsdp2" and any(run.layer.form == "streams" for run in recipe.model.runs)
     return recipe.numerics.autocast > 0 and ((recipe.model.widens_stream and not casts_inputs(recipe)) or scaled)
+
+
+def _norms_cast(spec: ModelSpec) -> bool:
+    """Whether every layer's norms give back the dtype of what they are given, though their weights are in fp32
+    (``output.type_as(x)``: Gemma, Qwen3.5, OLMo 2); of experts, which may be in fp32 too, it is not said."""
+    layers = [run.layer for run in spec.runs]
+    return all(norm.casts for each in layers for norm in each.norms) and not any(each.experts for each in layers)
 
 
 def _loops_experts(recipe: Recipe) -> bool:

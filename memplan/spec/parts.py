@@ -94,6 +94,11 @@ class Norm(Described):
     """Bytes of each element, where it is kept in fp32 beside half-precision weights; 0: as the model's."""
 
     @property
+    def casts(self) -> bool:
+        """Its result has the dtype of what goes in, whatever that of its weights."""
+        return "wide" in self.kind or self.kind in ("rms-plus-one", "rms-power", "layer-bare")
+
+    @property
     def parameters(self) -> int:
         """Weight and bias elements."""
         weightless = "bare" in self.kind or self.kind in ("layer-plain", "identity")

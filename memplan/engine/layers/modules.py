@@ -35,6 +35,8 @@ class Widths(NamedTuple):
     """DeepSpeed: no weight keeps a dtype of its own."""
     output: int = 0
     """What FSDP2 casts to what a layer gives back (``MixedPrecisionPolicy.output_dtype``)."""
+    norms_cast: bool = False
+    """Norms give back the dtype of what they are given, whatever that of their weights (``Norm.casts``)."""
 
 
 class RouterLogits(NamedTuple):
@@ -104,9 +106,8 @@ class Mode(NamedTuple):
         adapter, base = self.adapter, self.quantised
         uncast = adapter is not None and adapter.dora and base is not None and base.scheme.product.startswith("bnb")
         magnitude = adapter.magnitude_itemsize if adapter and uncast and self.numerics.autocast else 0
-        return max(
-            self.numerics.itemsize, self.numerics.norm_itemsize, self.widths.stream, self.widths.product, magnitude
-        )
+        norm = 0 if self.widths.norms_cast else self.numerics.norm_itemsize
+        return max(self.numerics.itemsize, norm, self.widths.stream, self.widths.product, magnitude)
 
     @property
     def widens_stream(self) -> bool:

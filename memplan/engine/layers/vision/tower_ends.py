@@ -70,7 +70,7 @@ class TowerPlan(NamedTuple):
 
     def _mode_of(self, part: str) -> Mode:
         """The language model's, but for what is trained and adapted."""
-        mode = self.mode._replace(padded=self.images.masked)
+        mode = self.mode._replace(padded=self.images.masked, widths=self.mode.widths._replace(norms_cast=False))
         if mode.adapter is not None and part in self.tower.unadapted:
             mode = mode._replace(adapter=mode.adapter.nowhere)
         if part in self.tower.trained:
