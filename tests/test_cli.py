@@ -178,6 +178,7 @@ VALUES: dict[str, Any] = {
     "images": {"tokens": 10},
     "lora": {"r": 4},
     "evaluation": {"keeps_logits": True},
+    "own_loss": {"logits": 24},
     "phases": ["load", "save"],
     "lengths": {"file": "lengths.txt"},
 }

@@ -148,7 +148,7 @@ Mine(model=model, args=TrainingArguments(per_device_train_batch_size=2), train_d
         ("outputs = model(**inputs); print(outputs.loss.item()); return outputs['loss']", "yes"),
         ("outputs = model(**inputs); return self.weigh(outputs.logits, inputs['labels'])", "unclear"),
         ("return model(**inputs).loss + self.teacher(**inputs).loss", "unclear"),
-        ("return model(**inputs).loss + model(**inputs).loss", "unclear"),
+        ("return model(**inputs).loss + model(**inputs).loss", "yes"),
         ("outputs = model(**inputs); return my_nn.functional(outputs[1])", "unclear"),
     ],
 )

@@ -66,11 +66,9 @@ def test_a_share_of_the_models_own_loss_is_its_loss(loss: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        ({"loss": "loss = F.cross_entropy(outputs.logits, batch.labels); loss.backward()"}, "program's own, which"),
-        ({"loss": "loss = outputs.loss; loss += penalty; loss.backward()"}, "program's own, which"),
-        ({"loss": "loss = outputs.loss * outputs.logits.mean(); loss.backward()"}, "program's own, which"),
         ({"loss": "outputs.loss.backward(retain_graph=True)"}, "program's own, which"),
-        ({"forward": "outputs = model(**batch); more = model(**batch)"}, "program's own, which"),
+        ({"loss": "loss = drawn(outputs.logits); loss.backward()"}, "which is not read: drawn"),
+        ({"loss": "loss = outputs.loss * 2; (loss + 1).backward(); kept.append(outputs.logits)"}, "append of a large"),
         ({"loss": "outputs.loss.backward(); metric(outputs.logits)"}, "logits (model) is not counted"),
         ({"loss": "outputs.loss.backward(); metric(outputs)"}, "outputs (model) is not counted"),
         ({"loss": "outputs.loss.backward(); best = outputs['logits'].max()"}, "logits (model) is not counted"),
@@ -84,6 +82,23 @@ def test_what_is_more_than_a_plain_loop_is_unclear(parts: dict[str, str], told: 
     found = looped(**parts)
     assert found.fits == "unclear"
     assert told in found.text
+
+
+BOUNDS = [
+    ("loss = torch.nn.functional.cross_entropy(outputs.logits.float(), batch['labels']); loss.backward()", 1, 20),
+    ("loss = outputs.loss * outputs.logits.mean(); loss.backward()", 1, 20),
+    ("loss = outputs.loss + model(**batch).loss; loss.backward()", 2, 10),
+]
+
+
+@pytest.mark.parametrize(("loss", "forwards", "logits"), BOUNDS)
+def test_a_loss_of_the_loops_own_is_counted_from_above(loss: str, forwards: int, logits: int) -> None:
+    """With what its names hold from the turn before, whose graph has run back."""
+    found = looped(loss=loss)
+    assert found.fits == "yes" and found.at_most, found.text
+    assert found.job["own_loss"] == {"hidden": found.job["own_loss"]["hidden"], "layers": False, "logits": logits,
+                                     "forwards": forwards}  # fmt: skip
+    assert found.job["batch_size"] == 4 * forwards
 
 
 def test_the_argmax_of_logits_is_small() -> None:

@@ -217,7 +217,7 @@ OWN_TRAINER = """\
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 class {name}(Trainer):
     def compute_loss(self, model, inputs, **kwargs):
-        return F.softmax(model(**inputs).logits).sum()
+        return drawn(model(**inputs).logits).sum()
 model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16"{more})
 {name}(model=model, args=TrainingArguments(per_device_train_batch_size=1)).train()
 """

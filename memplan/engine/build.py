@@ -14,7 +14,7 @@ from memplan.engine.overhead import enter_overhead
 from memplan.engine.parallel.fsdp2.units import gathers
 from memplan.engine.parallel.sharding import enter_sharding, held, kept_gradients
 from memplan.engine.passes import TracedPass
-from memplan.engine.resident_models import enter_residents, enter_waiting_reference
+from memplan.engine.resident_models import enter_other_forwards, enter_residents, enter_waiting_reference
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
 from memplan.engine.rows.embedding import enter_buffers
 from memplan.engine.rows.kernels import (
@@ -199,6 +199,7 @@ def _enter_steps(ledger: Ledger, parts: Parts) -> None:
 def _enter_others(ledger: Ledger, parts: Parts) -> None:
     enter_rollout(ledger, parts.recipe)
     enter_residents(ledger, parts.recipe)
+    enter_other_forwards(ledger, parts.recipe)
     enter_waiting_reference(ledger, parts.recipe)
 
 

@@ -164,6 +164,9 @@ def stages(recipe: Recipe) -> list[tuple[TracedPass, str]]:
         return _distillation(recipe)
     if recipe.method.optional_reference:
         return _after_rollout(recipe)
+    if recipe.loss.head == "own":
+        policy = traced_pass(policy_plan(recipe, "policy", recipe.rows, gradients=gradient_mode(recipe)))
+        return [(policy, "forward"), *_asked_by_loss(recipe), (policy, "backward")]
     first = gradient_mode(recipe)
     half, schedule = recipe.batch.size, recipe.loss.pair_pass
     scored_by = _reference(recipe, half if schedule != "concatenated" else recipe.rows)
@@ -202,7 +205,13 @@ def _evaluation(recipe: Recipe) -> list[tuple[TracedPass, str]]:
     forwards = [*scoring, *policy] if recipe.trainer.reference.first else [*policy, *scoring]
     kl = [(traced_pass(policy_plan(recipe, "kl", rows, "no-grad")), "forward")] if recipe.method.kl_rows else []
     after = recipe.trainer.loss.kl_after_policy
-    return [*forwards[:after], *kl, *forwards[after:]]
+    return [*forwards[:after], *kl, *forwards[after:], *_asked_by_loss(recipe)]
+
+
+def _asked_by_loss(recipe: Recipe) -> list[tuple[TracedPass, str]]:
+    """The forward of a teacher that a loss of the program's own asks: its logits are among what that holds."""
+    teachers = [each for each in recipe.others.residents if each.role == "teacher"] if recipe.loss.head == "own" else []
+    return [(teacher_pass(recipe, each), "forward") for each in teachers]
 
 
 def _distillation(recipe: Recipe) -> list[tuple[TracedPass, str]]:

@@ -123,6 +123,20 @@ def enter_residents(ledger: Ledger, recipe: Recipe) -> None:
             )
 
 
+def enter_other_forwards(ledger: Ledger, recipe: Recipe) -> None:
+    """What further forwards of the policy hold before one backward, from above: a gradient of each trained weight waits
+    until every graph has brought its own (torch/csrc/autograd/engine.cpp: dependencies), and each graph keeps casts of
+    its own where autocast is left behind every forward (accelerate's wrapper). Counted for the whole step."""
+    more, autocast = recipe.loss.code.own_forwards - 1, recipe.numerics.autocast
+    weights = model_weights(recipe.model, recipe.adapter is None, recipe.adapter) if more else []
+    trained = sum(weight.elements * weight.copies for weight in weights if weight.trained)
+    cast = sum(weight.elements * weight.copies for weight in weights) * autocast * more
+    itemsize = max(recipe.storage.precision.weights, recipe.storage.gradient_itemsize)
+    ledger.add("of further forwards: gradients that wait, casts", "gradients", trained * itemsize + cast).formula(
+        "trained × bytes + weights' casts", trained, itemsize, cast
+    ).since("several forwards have one backward", "torch 2.13 torch/csrc/autograd/engine.cpp")
+
+
 def enter_waiting_reference(ledger: Ledger, recipe: Recipe) -> None:
     """The reference that waits on the host: page-locked, each tensor of a rank in a block of its own; under FSDP1 each
     flat parameter, with a gradient's buffer as large beside it (torch 2.13 _flat_param.py: _cpu_grad)."""

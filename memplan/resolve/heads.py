@@ -32,10 +32,8 @@ def head(
     job: Job, method: Method, trainer: Trainer, stored: Stored, split: Split, lora: bool, notes: Notes
 ) -> tuple[Loss, str]:
     """The loss of this trainer and method, and the entropy that it makes, in the job's word."""
-    if method.score_head:
-        _check_score(job)
-        notes.fill("loss_head", "score", "default")
-        return Loss("score"), "none"
+    if method.score_head or job.own_loss is not None:
+        return _without_program(job, method, trainer, stored, split, notes), "none"
     unscored = job.entropy == "unscored"  # none, nor beside the scores of a rollout, as a fork has it
     job = job.but(entropy="none") if unscored else job
     name = _program(job, method, trainer, lora, notes)
@@ -91,6 +89,37 @@ def head(
         pair_pass=job.pair_pass,
     )
     return loss, "unscored" if unscored else entropy
+
+
+def _without_program(job: Job, method: Method, trainer: Trainer, stored: Stored, split: Split, notes: Notes) -> Loss:
+    """Scores, or a loss of the program's own. Raises InvalidJob where that is not modelled."""
+    if method.score_head:
+        _check_score(job)
+        notes.fill("loss_head", "score", "default")
+        return Loss("score")
+    own, degrees = job.own_loss, (job.tensor_parallel, job.pipeline_parallel, job.context_parallel)
+    for bad, what in (
+        (method.name != "sft", f"method {method.name}"),
+        (trainer.megatron or max(degrees) > 1, "ranks that share a model"),
+        (job.loss_head != "auto", f"loss_head {job.loss_head}"),
+    ):
+        if bad:
+            raise InvalidJob(f"own_loss: with {what} it is not modelled", "leave own_loss out")
+    assert own is not None
+    notes.fill("loss_head", "own", "default")
+    notes.assume(
+        f"own_loss: at most {own.logits} bytes for each logit beside the logits, and "
+        f"{own.forwards} forward{'s' * (own.forwards > 1)} of the model before one backward"
+    )
+    wraps = trainer.numerics.fp32_outputs and stored.autocast > 0 and not split.is_deepspeed
+    code = LossCode(
+        leaves_autocast=wraps or (trainer.numerics.leaves_autocast and stored.autocast > 0),
+        hidden_states=own.layers,
+        own_logits=own.logits,
+        own_hidden=own.hidden,
+        own_forwards=own.forwards,
+    )
+    return Loss("own", to_fp32=wraps, keeps_outputs=bool(job.hold_outputs), fp32_outputs=wraps, code=code)
 
 
 def _code(

@@ -126,7 +126,7 @@ def _given(job: Job, recipe: Recipe) -> dict[str, Any]:
         given = part.model_dump(mode="json", exclude_unset=True, exclude_none=True) if part.model_fields_set else {}
         if given:
             values[key] = given
-    if recipe.loss.head == "score":
+    if recipe.loss.head in ("score", "own"):
         return {key: value for key, value in values.items() if key not in ("loss_head", "logits_dtype")}
     return values
 
@@ -134,7 +134,7 @@ def _given(job: Job, recipe: Recipe) -> dict[str, Any]:
 def _head(job: Job, recipe: Recipe) -> dict[str, Any]:
     """What the loss makes of logits; nothing where a scalar head has none."""
     loss, half = recipe.loss, recipe.storage.precision.dtype
-    if loss.head == "score":
+    if loss.head in ("score", "own"):
         return {}
     wide = "fp32" if loss.to_fp32 or half == "fp32" else "auto" if half == "fp16" else "bf16"
     shown = SHOWN_HEADS.get(loss.head, loss.head)

@@ -72,6 +72,12 @@ class LossCode(NamedTuple):
     """The loop holds the model's outputs over the step."""
     scoring_entropy: bool = False
     """Scoring the rollout makes an entropy."""
+    own_logits: int = 0
+    """Bytes for each logit that a loss of the program's own has at once (``spec/own_loss.py``)."""
+    own_hidden: int = 0
+    """The same for each element of the last hidden states."""
+    own_forwards: int = 1
+    """Forwards of the policy whose graphs wait for one backward."""
 
     @property
     def scoring(self) -> "LossCode":

@@ -17,6 +17,7 @@ from memplan.spec.megatron import Megatron
 from memplan.spec.moments import Evaluation
 from memplan.spec.optimizer_args import OptimizerArgs
 from memplan.spec.other_models import ExtraModel
+from memplan.spec.own_loss import OwnLoss
 from memplan.spec.recompute import Offloaded, by_layer, int_of_flag, is_by_layer, listed
 from memplan.spec.rollout import Rollout, Sync, offloads
 from memplan.tables.choices import CHOICES, INSTEAD, SYNONYMS
@@ -210,6 +211,8 @@ class Job(Frozen):
     """Log-probabilities are computed again in backward."""
     hold_outputs: bool | None = None
     """The loop holds the model's outputs, so the logits, through backward."""
+    own_loss: OwnLoss | None = None
+    """A loss of the program's own in place of the model's: what it holds at most (logits, hidden, layers, forwards)."""
     pair_pass: Choice = "concatenated"
     """How the two halves of a pair pass through the model."""
     reference: Choice = "auto"

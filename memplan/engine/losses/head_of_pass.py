@@ -80,7 +80,7 @@ def _program(recipe: Recipe) -> str:
     """The program of the loss; of a vocabulary that ranks share, its parallel form."""
     if recipe.divided.tensor > 1:
         return "parallel-cross-entropy"
-    return "plain-cross-entropy" if recipe.model.encoder else recipe.loss.head
+    return "plain-cross-entropy" if recipe.model.encoder and recipe.loss.head != "own" else recipe.loss.head
 
 
 def _evaluated(recipe: Recipe) -> str:
@@ -153,10 +153,15 @@ def has_reference_pass(recipe: Recipe) -> bool:
 
 def _hidden_states(recipe: Recipe, itemsize: int, kept: bool) -> int:
     """Bytes per token of all hidden states that the outputs hold beside what is kept anyway: the residual stream itself
-    where no checkpoint keeps it, or copies in fp32 in its place where accelerate converts outputs."""
+    where no checkpoint keeps it, or copies in fp32 in its place where accelerate converts outputs; and of what a loss
+    of the program's own makes of the last."""
+    layers, width = recipe.model.num_layers, recipe.model.hidden_size
+    return _of_layers(recipe, itemsize, kept, layers, width) + recipe.loss.code.own_hidden * width
+
+
+def _of_layers(recipe: Recipe, itemsize: int, kept: bool, layers: int, width: int) -> int:
     if not recipe.loss.code.hidden_states:
         return 0
-    layers, width = recipe.model.num_layers, recipe.model.hidden_size
     if recipe.loss.fp32_outputs and itemsize < FP32:
         return (layers + 1) * width * FP32
     return 0 if kept else (layers + 1) * width * itemsize

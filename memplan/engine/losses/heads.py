@@ -127,6 +127,14 @@ def logits_alone(p: Pass, logits: Tensor, rows: int) -> Tensor:
     return p.tape.new(Dim("1", 1), ops.FP32, "loss")
 
 
+def own_loss(p: Pass, logits: Tensor, itemsize: int, beside: list[Tensor]) -> Tensor:
+    """A loss of the program's own, from above: all that it has at once for each logit stands beside the logits from its
+    forward to the end of its backward, as do hidden states that it reads (``spec/own_loss.py``). All of it goes to
+    ``beside``."""
+    beside.append(p.tape.new(logits.dim, itemsize, "tensors of the program's own loss"))
+    return p.tape.new(Dim("1", 1), ops.FP32, "loss", p.tape.node((logits,), (logits, *beside), ops.own(logits)))
+
+
 def held_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
     """No loss yet: the logits wait, with their graph."""
     return logits
@@ -261,9 +269,12 @@ METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
 # -- from logits to the loss ------------------------------------------------------------------------------------------
 
 
-def score(p: Pass, logits: Tensor, head: Head, rows: int) -> Tensor:
-    """Log-probabilities, SFT term and entropy of logits in the dtype that the loss sees."""
+def score(p: Pass, logits: Tensor, head: Head, rows: int, beside: list[Tensor]) -> Tensor:
+    """Log-probabilities, SFT term and entropy of logits in the dtype that the loss sees; or a loss of the program's
+    own, ``beside`` hidden states that the outputs hold."""
     tape, code = p.tape, head.code
+    if head.program == "own":
+        return own_loss(p, logits, code.own_logits, beside)
     sliced = not code.tempered and not code.rescales and not (head.loss.to_fp32 and not code.frees_logits)
 
     def log_probabilities(inputs: Sequence[Tensor]) -> Tensor:

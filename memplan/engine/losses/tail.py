@@ -170,11 +170,10 @@ def _loss(
         logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
     if head.teacher_itemsize:
         teacher = tape.new(scores.dim, head.teacher_itemsize, "teacher's logits")
-
         loss = DIVERGENCES[head.program](p, scores, teacher, head.scored_tokens)
         del teacher  # ``shifted_teacher_logits`` (trl 1.16 experimental/gkd/gkd_trainer.py: compute_loss)
     else:
-        loss = heads.score(p, scores, head, rows)
+        loss = heads.score(p, scores, head, rows, hidden_states)
     if head.program in heads.INSIDE:
         loss = _balanced(p, spec, loss)
     model_locals.clear()  # LlamaForCausalLM.forward returns, and ``hidden_states`` goes
@@ -189,6 +188,7 @@ def _loss(
     kept = whole
     if head.code.metrics:
         kept = heads.METRICS[head.code.metrics](p, scores, head.scored_tokens or p.tokens) or kept
+    outputs += hidden_states if head.program == "own" else []  # names of a loop, until it comes around
     hidden_states.clear()  # ``outputs.hidden_states``, until concatenated_forward returns (trl 0.19 to 0.28)
     return loss, outputs if head.loss.keeps_outputs else [], kept
 

@@ -46,6 +46,8 @@ def enter_outputs(ledger: Ledger, traced: TracedPass) -> None:
     ).since(
         "the model's outputs live until backward is done", "torch 2.13 autograd and transformers 5.23, replayed by size"
     )
+    for instant in (f"{name}.layer-forward", ledger.schedule[-1]) if traced.plan.head.program == "own" and size else ():
+        ledger.add("named by the loop until its next turn", "logits", size, at=instant).formula("bytes", size)
 
 
 def enter_choices(ledger: Ledger, traced: TracedPass) -> None:

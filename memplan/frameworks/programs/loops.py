@@ -11,13 +11,16 @@ from typing import Any
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.changes import MARK
-from memplan.frameworks.programs.engines import INITIALISED, config_of
+from memplan.frameworks.programs.engines import INITIALISED
+from memplan.frameworks.programs.loop_settings import batches_of, precision_of, sharding_of
+from memplan.frameworks.programs.losses.bound import found_in_loop
+from memplan.frameworks.programs.losses.put import put_bound
 from memplan.frameworks.programs.models import as_it_is
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.others import alive
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.text import Part
-from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown, is_plain
+from memplan.frameworks.programs.values import Place, Thing, Unknown
 
 FORWARD, BACKWARD, LOOP = "a model's forward", "a backward", "?loop"
 OFF = ("no_grad", "inference_mode")
@@ -33,7 +36,6 @@ HEAVY = re.compile(
     r"softmax|float\(|\.to\(torch|entropy|exp\(|log\(|clone|sort|top_?k|contiguous|\.cpu|model\(|append|gather\("
 )
 """What a function does with logits that may make another tensor as large, or keep one."""
-DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def noted(call: Call, callee: Any) -> None:
@@ -47,7 +49,7 @@ def noted(call: Call, callee: Any) -> None:
     elif call.name == "backward":
         scope = run.stack[-1] if run.stack else None
         beside = alive(run, Thing(LOOP, call.place))
-        values = {"node": call.node, "scope": scope, "beside": beside, "uncalled": run.uncalled}
+        values = {"node": call.node, "scope": scope, "beside": beside, "uncalled": run.uncalled, "frame": run.frame}
         run.things.append(Thing(BACKWARD, call.place, values | {"loaders": _loaders(run, scope, call.node)}))
 
 
@@ -81,7 +83,24 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
             if turn.is_loss(_lost(each.values["node"])):
                 found[trained[0]] = _trainer(run, each, forwards[trained[0]], turn)
                 _tell_others(run, trained[0], scope, found[trained[0]])
+                continue
+        own = _own(run, each, scope, tree)
+        if own is not None:
+            found[each.values["node"]] = own
     return list(found.values())
+
+
+def _own(run: Run, backward: Thing, scope: ast.AST, tree: ast.AST) -> Thing | None:
+    """A loop whose loss is the program's own, where all that it makes is known (``losses/bound.py``)."""
+    calls = [each for each in run.things if each.name == FORWARD]
+    trained = {each.values["model"].place: each for each in calls if not _is_off(each)}
+    if len(trained) != 1 or (found := found_in_loop(run, backward, scope, calls, *trained)) is None:
+        return None
+    (first,) = trained.values()
+    turn = _Turn(scope, first.values["node"], {each.values["node"] for each in calls}, tree)
+    trainer = _trainer(run, backward, first, turn, more=False)
+    trainer.set("?own", found, backward.place)
+    return trainer
 
 
 def _tell_others(run: Run, forward: ast.AST, scope: ast.AST, trainer: Thing) -> None:
@@ -197,13 +216,14 @@ class _Turn:
         return not any(each not in doubted and not line < each.lineno < behind for each in zeroed)
 
 
-def _trainer(run: Run, backward: Thing, forward: Thing, turn: _Turn) -> Thing:
+def _trainer(run: Run, backward: Thing, forward: Thing, turn: _Turn, more: bool = True) -> Thing:
+    """``more``: what the loop makes beside the model's own loss is said."""
     place = forward.place
     trainer, args = (Thing(f"transformers.{name}", place) for name in ("Trainer", "TrainingArguments"))
     for key, value in (("model", forward.values["model"]), ("args", args), (LOOP, turn), ("?trained", True)):
         trainer.set(key, value, place)
     trainer.set("?beside", backward.values["beside"], place)
-    for name, node in turn.more():
+    for name, node in turn.more() if more else ():
         where = Place(place.path, getattr(node, "lineno", place.line))
         trainer.set(f"{MARK}{name}", "what the loop makes of it is of the program's own", where)
     made = [each for each in run.things if OPTIMIZERS.search(each.name)]
@@ -212,57 +232,10 @@ def _trainer(run: Run, backward: Thing, forward: Thing, turn: _Turn) -> Thing:
         trainer.set("optimizer", made[-1], made[-1].place)
     elif made or config is None:
         args.set("optim", Unknown("made where it is not read", place), place)
-    for key, value, where in (*_batches(run, backward), *_precision(run, forward), *_sharding(run, config)):
+    for key, value, where in (*batches_of(run, backward), *precision_of(run, forward), *sharding_of(run, config)):
         args.set(key, value, where)
     args.set("gradient_accumulation_steps", _steps(run, turn), place)
     return trainer
-
-
-def _batches(run: Run, backward: Thing) -> Iterator[tuple[str, Any, Place]]:
-    """The batch of the loader that the loop goes through, else the largest; what the others have is evaluated."""
-    loaders = [each for each in run.things if each.last == "DataLoader"]
-    mine = backward.values["loaders"][:1] or loaders
-    others = [each for each in loaders if each not in mine]
-    for key, whose in (("per_device_train_batch_size", mine), ("per_device_eval_batch_size", others)):
-        found = [(each.values.get("batch_size", each.values.get("*1", 1)), each.place) for each in whose]
-        unknown = next(((size, where) for size, where in found if type(size) is not int), None)
-        value, where = unknown or max(found, default=(0, backward.place), key=lambda each: each[0])
-        if value != 0:
-            yield key, value, where
-        elif key.endswith("train_batch_size"):
-            yield key, Unknown("not in the text: no DataLoader is made", where), where
-    if others:
-        yield "eval_strategy", "steps", others[0].place
-
-
-def _precision(run: Run, forward: Thing) -> Iterator[tuple[str, Any, Place]]:
-    """``Accelerator(mixed_precision="bf16")``, or an autocast around the forward."""
-    for each in run.things:
-        mixed = each.values.get("mixed_precision") if each.last == "Accelerator" else None
-        if mixed in ("bf16", "fp16"):
-            yield str(mixed), True, each.place
-        elif mixed not in (None, "no"):
-            yield "bf16", Unknown(f"mixed_precision, {getattr(mixed, 'text', mixed)}", each.place), each.place
-    for each in forward.values["within"]:
-        if isinstance(each, Thing) and each.last == "autocast" and each.values.get("enabled") is not False:
-            dtype = each.values.get("dtype", each.values.get("*1", Ref("torch.float16")))
-            known = DTYPES.get(dtype.last) if isinstance(dtype, Ref) else None
-            yield known or "bf16", True if known else Unknown("the dtype of autocast", each.place), each.place
-        elif isinstance(each, Unknown) and re.search(r"autocast|amp|ctx", each.text):
-            yield "bf16", each, each.place
-
-
-def _sharding(run: Run, config: Thing | None) -> Iterator[tuple[str, Any, Place]]:
-    """DeepSpeed's settings, given to it or to accelerate's plugin for it."""
-    if config is not None:
-        yield ("deepspeed", *config_of(config))
-    for each in run.things:
-        if each.last == "DeepSpeedPlugin":
-            zero: dict[str, Any] = {"stage": each.values.get("zero_stage", 2)}
-            for name in ("offload_optimizer", "offload_param"):
-                device = each.values.get(f"{name}_device")
-                zero |= {name: {"device": device}} if is_plain(device) and device not in (None, "none") else {}
-            yield "deepspeed", each.values.get("hf_ds_config", {"zero_optimization": zero}), each.place
 
 
 def _steps(run: Run, turn: _Turn) -> Any:
@@ -284,5 +257,9 @@ def put_loop(trainer: Thing, draft: Draft) -> None:
     if turn is None:
         return
     draft.remarks.append(f"{trainer.place}: a plain training loop, counted as transformers' Trainer runs it")
+    if (found := trainer.values.get("?own")) is not None:
+        put_bound(trainer, found, "backward", str(trainer.places["?own"]), draft)
+        draft.put("hold_outputs", True, Origin(FILE, f"{trainer.place}: names of the loop live on over its backward"))
+        return
     if turn.outputs and draft.values.get("kernels") is None:
         draft.put("hold_outputs", True, Origin(FILE, f"{trainer.place}: {written(turn.forward)[:60]} has a name"))

@@ -94,10 +94,12 @@ def _on_card(model: Thing) -> bool:
 
 
 def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
-    """Those that the trainer is not given, whole on each card, as models that score; one that nobody knows is asked
-    for. ``old``: transformers 4, which loads fp32 where nothing is said, as 5 does what is fp32."""
+    """Those that the trainer is not given, whole on each card, as models that score, and what its loss asks. One that
+    nobody knows is asked for. ``old``: transformers 4, which loads fp32 by default, as 5 does what is fp32."""
     own = set(_places({key: value for key, value in trainer.values.items() if key in GIVEN or key[:1] == "*"}))
-    for model in [each for each in trainer.values.get("?beside", ()) if each.place not in own]:
+    asked = {each.place: each for each in trainer.values.get("?asked", ())}
+    beside = (each for each in trainer.values.get("?beside", ()) if each.place not in own | asked.keys())
+    for model in [*asked.values(), *beside]:
         name, where = model.values.get("model_name_or_path"), str(model.place)
         if (cls := model.values["class"]) in LOADS:
             what = f"puts {name} on the card" if isinstance(name, str) else "puts a model on the card"
@@ -110,7 +112,8 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
         dtypes = (str(plain(model.values[key])) for key in ("cast", "dtype", "torch_dtype") if key in model.values)
         precision = next((DTYPES[each] for each in dtypes if each in DTYPES), "")
         precision = precision or ("fp32" if old or holds_fp32({"model": name}) else "bf16")
-        row = {"role": "reward", "model": name, "precision": precision}
+        role = "teacher" if model.place in asked else "reward"
+        row = {"role": role, "model": name, "precision": precision}
         if any(truth(model.values.get(key)) for key in BITS):
             row["precision"] = "bf16"
             draft.bound("model", where, "a second model of few bits on the card is counted in bf16", "quantisation")

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memplan.frameworks.asking import KEEPS_LOGITS, SUCH, WRITE
+from memplan.frameworks.asking import KEEPS_LOGITS, SUCH
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.optimizer_classes import STEPS, found_class, way_of
+from memplan.frameworks.programs.losses.bound import of_function, of_method
+from memplan.frameworks.programs.losses.put import CLASSES, ROWS, of_pairs, of_rows, put_unread, put_walked
 from memplan.frameworks.programs.model import SMALL
 from memplan.frameworks.programs.models import TRAINERS
-from memplan.frameworks.programs.values import Class, Ref, Thing, truth
-from memplan.frameworks.trl.methods import method_of
-from memplan.units import ceil_div, words_of
+from memplan.frameworks.programs.run import Run
+from memplan.frameworks.programs.values import Class, Function, Ref, Thing, truth
+from memplan.units import words_of
 
 LOSS_PARTS = ("compute_loss", "training_step", "forward", "get_batch_loss_metrics", "concatenated_forward", "dpo_loss")
 """Methods of a trainer that a subclass changes the loss with."""
@@ -37,7 +39,7 @@ SAME = re.compile(r"get_optimizer_cls_and_kwargs|train_batch_size|None,\s*None|p
 """What a method of these has that leaves memory as the trainer's own: its optimizer, its batch, no logits kept."""
 MAKES = re.compile(
     r"model\(|forward\(|backward\(|logits|hidden_states|attentions|\.clone\(|output_|outputs\[[1-9]|entropy|softmax"
-    r"|loss_f|nn\.|F\.|_step\(|teacher"
+    r"|loss_f|nn\.|F\.|_step\(|teacher|generate\(|parameters\(|self\.\w+\(\*\*"
 )
 """What a method does that makes more than the trainer's own does."""
 GIVES = re.compile(r"\b(?!isinstance|type\(|hasattr|getattr|\w*unwrap\w*|_?is_)\w+\((?:[^()]*, )?(?:self\.)?model[,)]")
@@ -125,86 +127,43 @@ def _scored(own: Class, models: list[Thing]) -> int:
     return min(_forwards(body), 2) if one and models and PAIRS.search(body) and not OTHERS.search(body) else 0
 
 
-ROWS = re.compile(r"SequenceClassification")
-"""Classes whose head scores a row."""
-CLASSES = re.compile(r"(?:Sequence|Token)Classification|MultipleChoice")
-OTHERS_OF_CLASSES = re.compile(
-    r"(?i)hidden_states|ref_model|reference|teacher|generate\(|lm_head|chosen|reject|pair|margin|reward|_[jk]\b|[jk]idx"
-)
-"""Other forwards; and what speaks of pairs, whose rows are two of each example."""
-
-
-def _of_classes(own: Class, models: list[Thing]) -> bool:
-    """Whether a loss is of a head for classes, whose logits are a few numbers for each row or token."""
-    heads = bool(models) and all(CLASSES.search(str(each.values["class"])) for each in models)
-    return heads and _forwards(_body(own)) == 1 and not OTHERS_OF_CLASSES.search(_body(own))
-
-
-def _of_pairs(trainer: Thing, passes: int, draft: Draft) -> None:
-    """Counted as TRL's reward trainer: a score is one number, of whatever the loss makes little."""
-    where = Origin(FILE, f"{trainer.place}: {trainer.own.node.name if trainer.own else ''} compares scores of pairs")
-    if "trainer_version" not in draft.given:
-        draft.options = {key: value for key, value in draft.options.items() if key != "trainer_version"}
-        draft.values.pop("trainer_version", None)
-    for key, value in (
-        ("method", "reward"),
-        ("trainer", "trl"),
-        *([("pair_pass", "two-forward")] if passes > 1 else ()),
-    ):
-        draft.values[key], draft.origins[key] = value, where
-    draft.unread[:] = [each for each in draft.unread if each.decides != "method"]
-
-
-def _of_rows(trainer: Thing, draft: Draft) -> None:
-    """A head for classes scores each row, as a reward's does two rows of each pair: half as many pairs are counted."""
-    _of_pairs(trainer, 1, draft)
-    for key in ("batch_size", "eval_batch_size"):
-        if isinstance(rows := draft.values.get(key), int):
-            draft.values[key] = ceil_div(rows, 2)
-    draft.remarks.append(f"{trainer.place}: a head for classes is counted as a reward's, of half as many pairs")
-
-
 def _other(whose: str, name: str, where: str, draft: Draft) -> None:
     """A method of a subclass that is no loss; what is of an evaluation, where there is one."""
     if OTHER_PARTS[name] != "evaluation" or "eval_batch_size" in draft.values:
         draft.warn(name, where, f"{whose} has a {name} of its own, which is not read", OTHER_PARTS[name])
 
 
-def put_losses(trainer: Thing, models: list[Thing], draft: Draft) -> None:
+def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> None:
     """A subclass with a loss of its own, a loss as a function, an optimizer that the program makes."""
     own, by = trainer.own, TRAINERS[trainer.last]
     parts = (name for name in LOSS_PARTS if own and own.method(name) and not _leaves_it(own, name, by))
     changed = next((name for name in parts if own and not (by == "dpo" and _of_numbers(own, name))), "")
-    passes = _scored(own, models) if by == "transformers" and own and changed == "compute_loss" else 0
-    if own and changed == "compute_loss" and not passes and _of_classes(own, models):
-        changed = ""
     rows = by == "transformers" and bool(models) and all(ROWS.search(str(each.values["class"])) for each in models)
-    if passes or (rows and not changed):
-        draft.finishers["pairs"] = partial(_of_pairs, trainer, passes) if passes else partial(_of_rows, trainer)
-    elif changed and trainer.own is not None:
-        method = trainer.own.method(changed)
+    classes = bool(models) and all(CLASSES.search(str(each.values["class"])) for each in models)
+    if own and changed:
+        method = own.method(changed)
         where = f"{method.path}, line {method.node.lineno}" if method else str(trainer.place)
-        name, of = (
-            trainer.own.node.name,
-            method_of(re.sub(r"(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", "_", trainer.own.node.name)),
-        )
-        if by == "transformers" and of not in ("", "sft"):  # a DPOTrainer of its own: other models, other rows
-            why = f"{name} trains by {of} with code of its own"
-            draft.warn(changed, where, why, "method", WRITE)
+        passes = _scored(own, models) if by == "transformers" and changed == "compute_loss" else 0
+        if passes:
+            draft.finishers["pairs"] = partial(of_pairs, trainer, passes)
+        elif method and changed == "compute_loss" and by in ("transformers", "sft"):
+            walk = partial(of_method, run, trainer, method, models, inherited=True, small=classes)
+            put_walked(trainer, walk, changed, where, rows, classes, draft)
         else:
-            draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read", "loss")
+            put_unread(trainer, changed, where, "", draft)
+    elif rows:
+        draft.finishers["pairs"] = partial(of_rows, trainer, 1, 1)
     others = {name: own.method(name) for name in OTHER_PARTS if own and not (changed and OTHER_PARTS[name] == "loss")}
     for name, method in others.items():
         if own and method and not (_leaves_it(own, name, by) or SAME.search(_body(own, name))):
             work = partial(_other, own.node.name, name, f"{method.path}, line {method.node.lineno}")
             draft.finishers[f"own {name}"] = work
-    if trainer.values.get("compute_loss_func") is not None:
-        draft.warn(
-            "compute_loss_func",
-            str(trainer.places["compute_loss_func"]),
-            "a loss of the program's own is not read",
-            "loss",
-        )
+    key = "compute_loss_func"
+    if isinstance(given := trainer.values.get(key), Function):
+        walk = partial(of_function, run, given, models, small=classes)
+        put_walked(trainer, walk, key, str(trainer.places[key]), rows, classes, draft)
+    elif given is not None:
+        draft.warn(key, str(trainer.places[key]), "a loss of the program's own is not read", "loss")
     _optimizer(trainer, draft)
 
 

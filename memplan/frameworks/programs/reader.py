@@ -21,7 +21,7 @@ from memplan.frameworks.programs.cuts import put_length
 from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS
 from memplan.frameworks.programs.launch import started, with_options
-from memplan.frameworks.programs.loops import put_loop
+from memplan.frameworks.programs.loops import BACKWARD, put_loop
 from memplan.frameworks.programs.models import TRAINERS, things
 from memplan.frameworks.programs.reading import read_training
 from memplan.frameworks.programs.run import Known, Run
@@ -69,7 +69,7 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
     for place in program.faults:
         draft.warn("cell", place, "is no Python that can be read", "method" if not found else "")
     if not found:
-        _without_trainer(document, program, draft)
+        _without_trainer(document, program, run)
     elif len(found) > 1:
         first, second = found[:2]
         problem = f"{second.place}: a second training, {second.last} (the first: {first.place})"
@@ -131,7 +131,7 @@ def _place_of(trainer: Thing) -> int:
     return int(cell[2]) if cell[1] else trainer.place.line
 
 
-def _without_trainer(document: Document, program: Program, draft: Draft) -> None:
+def _without_trainer(document: Document, program: Program, run: Run) -> None:
     """A loop of the program's own is unclear; anything else trains nothing."""
     if program.faults:
         raise NotKnown(f"{program.faults[0]}: no Python that can be read", "name a notebook of Python 3")
@@ -142,7 +142,10 @@ def _without_trainer(document: Document, program: Program, draft: Draft) -> None
     loop = next(_loops(program), None)
     if loop is None:
         raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
-    raise NotKnown(f"{loop}: a training loop of the program's own, which is not read", WRITE)
+    why = next(
+        (each.values.get("why", "") for each in run.things if each.name == BACKWARD and str(each.place) == loop), ""
+    )
+    raise NotKnown(f"{loop}: a training loop of the program's own, which is not read{why}", WRITE)
 
 
 def _need_sharding(run: Run, draft: Draft) -> None:

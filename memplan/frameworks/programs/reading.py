@@ -96,9 +96,9 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _other_arguments(gathered, arguments, package, trainer, draft)
     model = loaded_by_trainer(model, trainer, arguments, gathered)
     put_model(model, trainer, gathered, run, draft, old=old)
+    put_losses(trainer, found, run, draft)
     _beside(gathered, trainer, method, draft)
     draft.finishers["others"] = partial(put_others, trainer, old)
-    put_losses(trainer, found, draft)
     put_changes(trainer, found, run, draft)
     _put_liger(gathered, found, run, draft)
     gathered.ask(draft, method)
@@ -251,7 +251,8 @@ def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> No
     if things(reference) and method in ("dpo", "kto", "ppo", "online-dpo"):
         draft.put("reference", "resident", Origin(FILE, f"{trainer.places.get('ref_model', trainer.place)}: ref_model"))
     for key, setting in (("teacher_model", "teacher_model_name_or_path"), ("reward_model", "reward_model_path")):
-        _named(gathered, trainer, key, setting)
+        if not any(each in trainer.values.get("?asked", ()) for each in things(trainer.values.get(key))):
+            _named(gathered, trainer, key, setting)
     rewards = trainer.values.get("reward_funcs")
     several = rewards if isinstance(rewards, list) else [rewards]
     models = [each for each in several if isinstance(each, str) or things(each)]

@@ -1,0 +1,117 @@
+"""What was found of a loss of a program's own, as the job's keys: a bound, or what of it nobody knows."""
+
+import ast
+import re
+from collections.abc import Callable
+from functools import partial
+
+from memplan.frameworks.asking import WRITE
+from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs.losses.bound import Found, check_rows
+from memplan.frameworks.programs.losses.tensors import NotBounded
+from memplan.frameworks.programs.models import TRAINERS
+from memplan.frameworks.programs.values import Class, Function, Thing
+from memplan.frameworks.trl.methods import method_of
+from memplan.units import ceil_div
+
+ROWS = re.compile(r"SequenceClassification")
+"""Classes whose head scores a row."""
+CLASSES = re.compile(r"(?:Sequence|Token)Classification|MultipleChoice")
+OWN_BATCH = ("", "sft", "distill")
+"""Methods that the name of a trainer may speak of whose batch has one row for each example."""
+FEW_STATES = 5
+"""Bytes for each element of the last hidden states that a head for classes keeps anyway."""
+
+
+def of_pairs(trainer: Thing, passes: int, draft: Draft) -> None:
+    """Counted as TRL's reward trainer: a score is one number, of whatever the loss makes little."""
+    where = Origin(FILE, f"{trainer.place}: {trainer.own.node.name if trainer.own else ''} compares scores of pairs")
+    if "trainer_version" not in draft.given:
+        draft.options = {key: value for key, value in draft.options.items() if key != "trainer_version"}
+        draft.values.pop("trainer_version", None)
+    for key, value in (
+        ("method", "reward"),
+        ("trainer", "trl"),
+        *([("pair_pass", "two-forward")] if passes > 1 else ()),
+    ):
+        draft.values[key], draft.origins[key] = value, where
+    draft.unread[:] = [each for each in draft.unread if each.decides != "method"]
+
+
+def of_rows(trainer: Thing, rows: int, forwards: int, draft: Draft) -> None:
+    """A head for classes scores each row, as a reward's does two rows of each pair: half as many pairs are counted."""
+    of_pairs(trainer, forwards, draft)
+    for key in ("batch_size", "eval_batch_size"):
+        if isinstance(size := draft.values.get(key), int):
+            draft.values[key] = ceil_div(size * rows, 2)
+    if rows * forwards == 1:
+        draft.remarks.append(f"{trainer.place}: a head for classes is counted as a reward's, of half as many pairs")
+
+
+def put_walked(
+    trainer: Thing, walk: Callable[[], Found], name: str, where: str, rows: bool, classes: bool, draft: Draft
+) -> None:
+    """A loss that is walked: counted from above, or said with what of it nobody knows."""
+    source = [ast.unparse(each.node) for each in (trainer.own, _collator(trainer)) if each is not None]
+    try:
+        found = walk()
+        check_rows(found, "\n".join(source), named_method(trainer) not in OWN_BATCH)
+        heavy = bool(found.teachers) or found.layers or found.hidden > FEW_STATES * found.forwards or found.forwards > 2
+        if classes and (heavy or (found.rows > 1 and not rows)):
+            raise NotBounded("what it makes beside the scores of a head for classes")
+    except NotBounded as error:
+        put_unread(trainer, name, where, f": {error.what}", draft)
+        return
+    if rows:
+        draft.finishers["pairs"] = partial(of_rows, trainer, found.rows, found.forwards)
+    elif not classes:
+        put_bound(trainer, found, name, where, draft)
+
+
+def put_bound(trainer: Thing, found: Found, name: str, where: str, draft: Draft) -> None:
+    """The job's keys for what a loss holds at most, when the batch is known."""
+    trainer.values["?asked"] = found.teachers
+    draft.finishers["own loss"] = partial(_put_bound, found, name, where)
+
+
+def _put_bound(found: Found, name: str, where: str, draft: Draft) -> None:
+    if "own_loss" in draft.given:
+        return
+    several = found.rows > 1 and bool({"token_budget", "lengths"} & draft.said.keys())
+    if several or draft.said.get("method") != "sft":
+        draft.warn(name, where, "a loss of the program's own is not read", "loss")
+        return
+    draft.values["own_loss"], draft.origins["own_loss"] = found.values, Origin(FILE, f"{where}: {name}")
+    for key in ("batch_size", "eval_batch_size") if found.rows > 1 else ():
+        for holder in (draft.values, draft.options):
+            if str(size := holder.get(key) or "").isdigit():
+                more = {key: int(size) * found.rows}
+                if holder is draft.values:
+                    draft.values |= more
+                else:
+                    draft.options = {**draft.options, **more}
+    through = f", {found.rows} sequences of each example" if found.rows > 1 else ""
+    why = f"a loss of the program's own is counted as {found.logits} bytes for each logit{through}"
+    draft.bound(name, where, why, "loss")
+
+
+def _collator(trainer: Thing) -> Class | Function | None:
+    given = trainer.values.get("data_collator")
+    return given.own if isinstance(given, Thing) else given if isinstance(given, (Class, Function)) else None
+
+
+def named_method(trainer: Thing) -> str:
+    """The method that the name of a program's own trainer speaks of."""
+    name = trainer.own.node.name if trainer.own else ""
+    return method_of(re.sub(r"(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", "_", name))
+
+
+def put_unread(trainer: Thing, changed: str, where: str, what: str, draft: Draft) -> None:
+    """A loss of the program's own that is not read."""
+    name = trainer.own.node.name if trainer.own else trainer.last
+    if TRAINERS[trainer.last] == "transformers" and named_method(trainer) not in ("", "sft"):  # a DPOTrainer of its own
+        draft.warn(
+            changed, where, f"{name} trains by {named_method(trainer)} with code of its own{what}", "method", WRITE
+        )
+    else:
+        draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read{what}", "loss")

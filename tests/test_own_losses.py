@@ -1,0 +1,101 @@
+"""Proves what is counted of losses of a program's own, and that what is not known of one leaves it unclear."""
+
+import pytest
+from framework_cases import checked
+from own_loss_cases import HEAD, LOSSES, TAIL, source
+
+import memplan
+from memplan.errors import InvalidJob
+from memplan.frameworks.checking import Checked
+
+PLAIN = "Own(model=model, args=TrainingArguments(per_device_train_batch_size=2)).train()\n"
+
+
+def walked(program: str) -> Checked:
+    """The answer of a program with the cases' imports."""
+    return checked("train.py", HEAD + program, sequence_length=512)
+
+
+@pytest.mark.parametrize(
+    ("name", "logits", "sequences", "forwards"),
+    [
+        ("weighted", 12, 1, 1),  # the shifted copy, its log-softmax, a gradient
+        ("distilled", 28, 1, 1),
+        ("Jensen-Shannon", 44, 1, 1),
+        ("pairs, a forward each", 9, 2, 2),
+        ("pairs, one forward", 12, 2, 1),
+    ],
+)
+def test_a_loss_is_counted_from_above(name: str, logits: int, sequences: int, forwards: int) -> None:
+    found = walked(source(name) + TAIL)
+    assert (found.fits, found.at_most) == ("yes", True), found.text
+    own = found.job["own_loss"]
+    assert (own["logits"], own["forwards"], found.job["batch_size"]) == (logits, forwards, 2 * sequences)
+    asked = "self.teacher" in LOSSES[name]
+    others = [(each["role"], each["model"]) for each in found.job.get("extra_models", ())]
+    assert others == [("teacher" if asked else "reward", "Qwen/Qwen2.5-1.5B")]
+
+
+BEGIN = "class Own(Trainer):\n    def compute_loss(self, model, inputs, return_outputs=False):\n        "
+END = '\nmodel = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n' + PLAIN
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("return helper(model(**inputs).logits)", "helper"),
+        ("return model(**inputs).logits.svd()[0].sum()", "svd"),
+        ("return model(**inputs).loss + sum(p.abs().sum() for p in model.parameters())", "parameters of a model"),
+        ("return model(**inputs).loss + self.other(**inputs).loss", "other"),
+        ("x = model.generate(**inputs); return model(**inputs).loss", "generate of a model"),
+        ("x = model(**inputs).logits; return (x @ x.transpose(1, 2)).sum()", "a product of large matrices"),
+        ("x = model(**inputs).logits; self.kept = x; return x.mean()", "self.kept, which keeps a large tensor"),
+        ("return model(inputs['input_ids'].view(-1, 64)).logits.mean()", "more rows than are known"),
+        ("ids = torch.cat([inputs['a'], inputs['b']], dim=1); return model(ids).logits.mean()", "more rows"),
+        ("x = model(**inputs).logits; return sum(x[i].exp().mean() for i in range(len(x)))", "a loop over large"),
+        ("x = model(**inputs).logits; return (x * inputs['teacher_logits']).mean()", "teacher_logits of the batch"),
+        ("margin = 1; return model(**inputs).logits.mean() + margin", "margin, so an example may have more rows"),
+        ("x = model(**inputs).hidden_states[-1]; return x.mean()", "without output_hidden_states"),
+        ("return torch.zeros(4, 512, 151936).mean() + model(**inputs).logits.mean()", "zeros of a size"),
+    ],
+)
+def test_what_is_not_known_of_a_loss_is_named(body: str, named: str) -> None:
+    found = walked(BEGIN + body + END)
+    assert found.fits == "unclear" and "compute_loss" in found.text, found.text
+    assert named in found.text
+
+
+def test_a_teacher_that_is_run_with_gradients_is_unclear() -> None:
+    text = source("mean square").replace("with torch.no_grad():", "if True:") + TAIL
+    assert "a second model that is run with gradients" in walked(text).text
+
+
+def test_both_ways_of_a_condition_are_walked() -> None:
+    body = "x = model(**inputs).logits\n        if self.state.epoch > 1:\n            return x.mean()\n        {}" + END
+    small, large = (walked(BEGIN + body.format(each)) for each in ("return x.sum()", "return (x.exp() * x.log()).sum()"))
+    assert small.job["own_loss"]["logits"] < large.job["own_loss"]["logits"]
+
+
+def test_heads_for_classes_have_few_logits() -> None:
+    text = BEGIN + "labels = inputs.pop('labels'); x = model(**inputs).logits\n        "
+    text += "return nn.CrossEntropyLoss(weight=self.weights)(x.view(-1, 3), labels)"
+    text += END.replace("CausalLM", "SequenceClassification").replace('0.5B"', '0.5B", num_labels=3')
+    found = walked(text.replace("import AutoModelForCausalLM", "import AutoModelForSequenceClassification"))
+    assert (found.fits, found.job["method"], found.job.get("own_loss")) == ("yes", "reward", None), found.text
+
+
+JOB = {"model": "qwen2.5-0.5b", "method": "sft", "trainer": "transformers", "precision": "bf16", "batch_size": 2,
+       "sequence_length": 512}  # fmt: skip
+
+
+def test_the_key_is_counted_where_it_is_said() -> None:
+    """For each logit what it says, and of further forwards gradients that wait."""
+
+    def bytes_of(**own: int) -> int:
+        return memplan.estimate({**JOB, "own_loss": own}).per_gpu.allocated_bytes
+
+    logits = 2 * 512 * 151936
+    assert bytes_of(logits=40) - bytes_of(logits=30) == 10 * logits
+    assert bytes_of(logits=40, forwards=2) - bytes_of(logits=40) >= 2 * 490_000_000
+    with pytest.raises(InvalidJob, match="own_loss: with method dpo"):
+        memplan.estimate({**JOB, "trainer": "trl", "method": "dpo", "own_loss": {"logits": 20}})
