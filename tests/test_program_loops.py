@@ -95,7 +95,7 @@ BOUNDS = [
 def test_a_loss_of_the_loops_own_is_counted_from_above(loss: str, forwards: int, logits: int) -> None:
     """With what its names hold from the turn before, whose graph has run back."""
     found = looped(loss=loss)
-    assert found.fits == "yes" and found.at_most, found.text
+    assert (found.fits, found.at_most) == ("yes", True), found.text
     assert found.job["own_loss"] == {"hidden": found.job["own_loss"]["hidden"], "layers": False, "logits": logits,
                                      "forwards": forwards}  # fmt: skip
     assert found.job["batch_size"] == 4 * forwards

@@ -149,7 +149,12 @@ TWO = "j = model(inputs['a'])[0]\n        k = model(inputs['b'])[0]"
 
 @pytest.mark.parametrize(
     ("body", "labels", "passes"),
-    [(ONE, 1, "concatenated"), (TWO, 1, "two-forward"), (TWO, 3, "two-forward"), (TWO + "; x = self.teacher(inputs)", 1, "")],
+    [
+        (ONE, 1, "concatenated"),
+        (TWO, 1, "two-forward"),
+        (TWO, 3, "two-forward"),
+        (TWO + "; x = self.teacher(inputs)", 1, ""),
+    ],
 )
 def test_a_loss_that_compares_the_scores_of_pairs(tmp_path: Path, body: str, labels: int, passes: str) -> None:
     (tmp_path / "requirements.txt").write_text("transformers==4.31\n")

@@ -1,18 +1,17 @@
 """Proves that the bound of a loss of a program's own is no less than what real torch holds when it runs."""
 
+from typing import Any
+
 import pytest
+import torch
 from own_loss_cases import HEAD, INIT, LOSSES, TAIL, source
-from pytest import approx
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-torch = pytest.importorskip("torch")
-
-from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
-
-from memplan.frameworks.documents import document_of  # noqa: E402
-from memplan.frameworks.programs.follow import followed, trainings  # noqa: E402
-from memplan.frameworks.programs.losses.bound import Found, of_method  # noqa: E402
-from memplan.frameworks.programs.run import Known  # noqa: E402
-from memplan.trace.tracker import Tracker  # noqa: E402
+from memplan.frameworks.documents import document_of
+from memplan.frameworks.programs.follow import followed, trainings
+from memplan.frameworks.programs.losses.bound import Found, of_method
+from memplan.frameworks.programs.run import Known
+from memplan.trace.tracker import Tracker
 
 ROWS, LENGTH, WORDS, WIDTH = 4, 64, 8192, 16
 LARGE = ROWS * (LENGTH - 1) * WORDS
@@ -23,13 +22,14 @@ STANDS = HEAD.replace(" Trainer,", "") + "class Trainer:\n    def __init__(self,
 def found_in(name: str) -> Found:
     run = followed(document_of(HEAD + source(name) + TAIL, f"{name}.py", "python"), Known())
     (trainer,) = trainings(run)
-    method = trainer.own.method("compute_loss")
+    method = trainer.own.method("compute_loss") if trainer.own else None
+    assert method is not None
     return of_method(run, trainer, method, [trainer.values["model"]], inherited=True, small=False)
 
 
 def held_by(name: str, dtype: torch.dtype, autocast: bool) -> float:
-    """The most bytes at once in tensors as large as logits, the logits and their gradient among them, for each logit."""
-    names: dict[str, object] = {}
+    """The most bytes at once in tensors as large as logits, these and their gradient among them, for each logit."""
+    names: dict[str, Any] = {}
     exec(STANDS + source(name), names)
     config = Qwen2Config(vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=1,
                          num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False)  # fmt: skip
@@ -64,4 +64,4 @@ def test_no_less_is_counted_than_is_held(name: str) -> None:
 def test_what_is_measured_can_fail() -> None:
     """A plain cross-entropy in fp32: logits, log-softmax, and the gradient of either."""
     assert INIT in source("smoothed")
-    assert held_by("smoothed", torch.float32, False) == approx(12, rel=0.1)
+    assert held_by("smoothed", torch.float32, False) == pytest.approx(12, rel=0.1)

@@ -26,10 +26,12 @@ RUNS = ((FP32, 0), (2, 0), (2, 2))
 """(bytes of an element of a model's outputs, autocast's): in fp32, as accelerate hands them out too; in 16 bits; in 16
 bits with autocast around the loss. The most of the three is the bound."""
 WAYS = 128
-SEVERAL = re.compile(
-    r"(?i)chosen|reject|pair|margin|negative|positive|anchor|query|passage|triplet|contrast|_[jk]\b|[jk]idx"
+SEVERAL = (
+    r"(?i)chosen|reject|reward|pair|margin|_[jk]\b|[jk]idx",
+    "|negative|positive|anchor|query|passage|triplet|contrast",
 )
-"""What speaks of several rows for each example, where the batch goes into the model as it came."""
+"""What speaks of several rows for each example, where the batch goes into the model as it came; the second half of
+words that heads for classes have too."""
 
 
 @dataclass(frozen=True)
@@ -250,10 +252,10 @@ def _quietly(run: Run) -> Any:
     return evaluate
 
 
-def check_rows(found: Found, source: str, pairs: bool) -> None:
+def check_rows(found: Found, source: str, pairs: bool, few: bool = False) -> None:
     """Raise NotBounded where the batch goes in whole and its code, or the trainer's name (``pairs``), speaks of several
-    rows of an example."""
-    said = SEVERAL.search(source) if found.whole else None
+    rows of an example. ``few``: the model has a head for classes."""
+    said = re.search(SEVERAL[0] + SEVERAL[1] * (not few), source) if found.whole else None
     if said or (pairs and found.whole):
         raise NotBounded(f"{said.group() if said else 'pairs'}, so an example may have more rows than one")
     if len(found.teachers) > 1:

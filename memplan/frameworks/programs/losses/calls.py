@@ -4,6 +4,7 @@ import ast
 from typing import Any
 
 from memplan.frameworks.programs.losses import operations
+from memplan.frameworks.programs.losses.expressions import PARAMETERS
 from memplan.frameworks.programs.losses.objects import Batch, Bound, Model, Outputs, forward
 from memplan.frameworks.programs.losses.tensors import Held, NotBounded, largest
 from memplan.frameworks.programs.losses.walk import Walk
@@ -118,6 +119,8 @@ def _method(walk: Walk, owner: Any, name: str, node: ast.Call) -> Any:
             return _run(walk, owner, node)
         if name in OF_MODEL:
             return owner
+        if name == "parameters":
+            return Ref(PARAMETERS)
         raise NotBounded(f"{name} of a model")
     if isinstance(owner, Ref):
         args, named = _arguments(walk, node)

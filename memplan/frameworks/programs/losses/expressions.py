@@ -9,6 +9,8 @@ from memplan.frameworks.programs.losses.tensors import SMALL, Held, NotBounded
 from memplan.frameworks.programs.values import Frame, Function, Ref, Thing, Unknown, is_plain
 from memplan.units import words_of
 
+PARAMETERS = "?parameters"
+"""A model's, of which one may be asked where it is."""
 ROUNDS = 8
 """Things that a loop goes through one by one."""
 SAME_MODEL = frozenset(words_of("module model base_model _orig_mod policy student"))
@@ -28,6 +30,13 @@ class Expressions:
     def bind(self, target: ast.expr, value: Any) -> None:
         """Give a name, or several, what they are assigned."""
         raise NotImplementedError
+
+    def gone_through(self, node: ast.expr) -> Any:
+        """What a loop goes through. Raises NotBounded."""
+        value = self.value(node)
+        if value == Ref(PARAMETERS):
+            raise NotBounded("all parameters of a model")
+        return value
 
     def value(self, node: ast.expr) -> Any:
         """What an expression comes to. Raises NotBounded."""
@@ -140,7 +149,7 @@ class Expressions:
         return Function(made, Frame(self.names, self.frame), "")
 
     def _value_listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> Any:
-        through = self.value(node.generators[0].iter)
+        through = self.gone_through(node.generators[0].iter)
         several = through if type(through) in (list, tuple) and len(through) <= ROUNDS else None
         found, before = [], (len(self.maker.tape.log), len(self.asked.forwards))
         for each in several if several is not None else [self.maker.number]:

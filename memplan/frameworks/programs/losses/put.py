@@ -55,7 +55,7 @@ def put_walked(
     source = [ast.unparse(each.node) for each in (trainer.own, _collator(trainer)) if each is not None]
     try:
         found = walk()
-        check_rows(found, "\n".join(source), named_method(trainer) not in OWN_BATCH)
+        check_rows(found, "\n".join(source), named_method(trainer) not in OWN_BATCH, classes)
         heavy = bool(found.teachers) or found.layers or found.hidden > FEW_STATES * found.forwards or found.forwards > 2
         if classes and (heavy or (found.rows > 1 and not rows)):
             raise NotBounded("what it makes beside the scores of a head for classes")

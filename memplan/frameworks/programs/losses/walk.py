@@ -125,7 +125,7 @@ class Walk(Expressions):
 
     def _for(self, node: ast.For) -> None:
         """Of a few known things each; of anything else once, and only where nothing large is made of it."""
-        through = self.value(node.iter)
+        through = self.gone_through(node.iter)
         if type(through) in (list, tuple) and len(through) <= ROUNDS:
             for each in through:
                 self.bind(node.target, each)
