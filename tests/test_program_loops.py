@@ -101,6 +101,15 @@ def test_a_loss_of_the_loops_own_is_counted_from_above(loss: str, forwards: int,
     assert found.job["batch_size"] == 4 * forwards
 
 
+def test_what_an_outer_loop_makes_is_not_passed_by() -> None:
+    """Logits of a reference that wait while an inner loop trains are beside what that holds."""
+    inner = "kept = model(**batch).logits\n        for _ in range(2):\n            outputs = model(**batch)"
+    loss = "    loss = outputs.loss + (outputs.logits - kept).mean()\n            loss.backward()"
+    found = looped(forward=inner, loss=loss)
+    assert found.fits == "unclear"
+    assert "kept, which a forward outside of the loop makes" in found.text
+
+
 def test_the_argmax_of_logits_is_small() -> None:
     counts = "class Counts:\n    def __call__(self, logits):\n        return (logits.argmax(-1) == 1).sum().item()\n"
     text = LOOP.format(**PLAIN | {"loss": "outputs.loss.backward(); counts = Counts(); counts(outputs.logits)"})

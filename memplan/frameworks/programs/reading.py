@@ -251,8 +251,7 @@ def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> No
     if things(reference) and method in ("dpo", "kto", "ppo", "online-dpo"):
         draft.put("reference", "resident", Origin(FILE, f"{trainer.places.get('ref_model', trainer.place)}: ref_model"))
     for key, setting in (("teacher_model", "teacher_model_name_or_path"), ("reward_model", "reward_model_path")):
-        if not any(each in trainer.values.get("?asked", ()) for each in things(trainer.values.get(key))):
-            _named(gathered, trainer, key, setting)
+        _named(gathered, trainer, key, setting)
     rewards = trainer.values.get("reward_funcs")
     several = rewards if isinstance(rewards, list) else [rewards]
     models = [each for each in several if isinstance(each, str) or things(each)]
@@ -291,8 +290,8 @@ LIGERS = {"rope", "cross_entropy", "fused_linear_cross_entropy", "rms_norm", "sw
 
 
 def _named(gathered: Gathered, trainer: Thing, key: str, setting: str) -> None:
-    value = trainer.values.get(key)
-    if value is not None:
+    value, asked = trainer.values.get(key), trainer.values.get("?asked", ())
+    if value is not None and value not in asked:  # by a loss of the program's own, which counts it
         gathered.add(setting, _name(value), trainer.places[key])
 
 

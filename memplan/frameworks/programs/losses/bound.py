@@ -185,6 +185,7 @@ def found_in_loop(run: Run, backward: Thing, scope: ast.AST, calls: list[Thing],
     if not loops or node.keywords:
         return None
     try:
+        _check_outside(run, scope, loops[-1], set(models))
         known = {key: value for key, value in models.items() if key not in several}
         found = of_loop(run, loops[-1], backward.values["frame"], trained, known)
         check_rows(found, ast.unparse(scope), pairs=False)
@@ -192,6 +193,28 @@ def found_in_loop(run: Run, backward: Thing, scope: ast.AST, calls: list[Thing],
         backward.values["why"] = f": {error.what}"
         return None
     return found
+
+
+def _check_outside(run: Run, scope: ast.AST, loop: ast.For, forwards: set[ast.AST]) -> None:
+    """Raise NotBounded where a loop reads what a forward outside of it has made: that is there beside its own."""
+    inside = set(ast.walk(loop))
+    functions = [each.node for each in run.functions if each.node is not scope]
+    runs = {each.name for each in functions if forwards & set(ast.walk(each))}
+    outside = [each for each in ast.walk(scope) if isinstance(each, ast.Assign) and each not in inside]
+    made: set[str] = set()
+    for _ in range(len(outside) + 1):
+        before = len(made)
+        for each in outside:
+            read = set(ast.walk(each.value))
+            names = {getattr(one, "id", getattr(one, "attr", "")) for one in read}
+            if forwards & read or names & (made | runs):
+                made |= {one.id for target in each.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+        if len(made) == before:
+            break
+    own = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    used = sorted({one.id for one in inside if isinstance(one, ast.Name) and one.id in made - own})
+    if used:
+        raise NotBounded(f"{used[0]}, which a forward outside of the loop makes")
 
 
 class _Loop(Walk):

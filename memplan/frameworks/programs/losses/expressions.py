@@ -65,12 +65,15 @@ class Expressions:
         if node.id in self.names:
             return self.names[node.id]
         try:
-            return self._taken(self.frame.find(node.id))
+            found = self.frame.find(node.id)
         except KeyError:
             return Ref(node.id)
+        return self._taken(found, node.id)
 
-    def _taken(self, value: Any) -> Any:
-        """A value of the program as the walk has it."""
+    def _taken(self, value: Any, name: str) -> Any:
+        """A value of the program as the walk has it. Raises NotBounded for what may be a large tensor by its name."""
+        if isinstance(value, Unknown) and any(word in name.lower() for word in WIDE):
+            raise NotBounded(f"{name}, which is made elsewhere")
         if isinstance(value, Thing):
             return Model(value, value.place == self.asked.trained) if value.name == "model" else Bound(value)
         return self.maker.number if isinstance(value, Unknown) else value
@@ -234,11 +237,13 @@ class Expressions:
         if name in thing.values:
             value = thing.values[name]
             trained = name in ("model", "model_wrapped")
-            return Model(value if isinstance(value, Thing) else None, True) if trained else self._taken(value)
+            return Model(value if isinstance(value, Thing) else None, True) if trained else self._taken(value, name)
         method = thing.own.method(name) if thing.own else None
         if method is not None:
             return Function(method.node, method.frame, method.path, owner)
-        return Model(None, True) if name in ("model", "model_wrapped") else self.maker.number
+        if name in ("model", "model_wrapped"):
+            return Model(None, True)
+        return self._taken(Unknown(name, thing.place), name)
 
     def _value_call(self, node: ast.Call) -> Any:
         return self.asked.call(self, node)
