@@ -32,6 +32,14 @@ PLACED: Job = {
 SIGLIP = TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
 PATCHES: Job = {"depth": 4, "hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "out_hidden_size": 512}
 ROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]}}
+GLM_ROPE: Job = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [4, 6, 6],
+    }
+}
 MLA: Job = {
     "q_lora_rank": 128,
     "kv_lora_rank": 64,
@@ -133,6 +141,23 @@ MODELS: dict[str, Job] = {
     },
     "qwen2_vl": TEXT | ROPE | {"vision_config": {"depth": 4, "embed_dim": 256, "num_heads": 4, "hidden_size": 512}},
     "qwen2_5_vl": TEXT | ROPE | {"vision_config": PATCHES | {"fullatt_block_indexes": [1, 3]}},
+    "glm4v_moe": {
+        "text_config": TEXT
+        | {"moe_intermediate_size": 256, "n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+        | GLM_ROPE,
+        "vision_config": PATCHES | {"image_size": 224, "intermediate_size": 1024},
+        "image_token_id": 7,
+    },
+    "glm46v": {
+        "text_config": TEXT | {"model_type": "glm4v_text"},
+        "vision_config": PATCHES | {"model_type": "glm4v_vision", "image_size": 224, "intermediate_size": 1024},
+        "image_token_id": 7,
+    },
+    "glm4v": {
+        "text_config": TEXT | GLM_ROPE,
+        "vision_config": PATCHES | {"image_size": 224, "intermediate_size": 1024},
+        "image_token_id": 7,
+    },
     "qwen3_vl": {
         "text_config": TEXT | {"head_dim": 64},
         "vision_config": PATCHES | {"num_position_embeddings": 256, "deepstack_visual_indexes": [0, 2]},

@@ -41,15 +41,17 @@ def numbers(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ..
     return tuple(given)
 
 
-def qkv_attention(config: Config, width: int, window: int | None = None) -> VisionAttention:
-    """One fused qkv and proj, both with biases; rotary in fp32."""
+def qkv_attention(
+    config: Config, width: int, window: int | None = None, biases: tuple[bool, bool] = (True, True)
+) -> VisionAttention:
+    """One fused qkv and proj, both with ``biases`` or without; rotary in fp32."""
     heads = config.integer("num_attention_heads")
     return VisionAttention(
         num_heads=heads,
         head_dim=head_width(config, width, heads),
         linears=(
-            Linear(name="qkv", inputs=width, outputs=3 * width, bias=True),
-            Linear(name="proj", inputs=width, outputs=width, bias=True),
+            Linear(name="qkv", inputs=width, outputs=3 * width, bias=biases[0]),
+            Linear(name="proj", inputs=width, outputs=width, bias=biases[1]),
         ),
         rotary="fp32",
         packed=True,
@@ -130,6 +132,32 @@ def qwen2_5_vl(raw: Config) -> tuple[Encoder, Part, Config]:
     linears = merger_linears(merged, config.integer("out_hidden_size"), ("mlp.0", "mlp.2"))
     merger = Part(norms=(Norm(name="ln_q", width=h),), linears=linears)
     return encoder(config, "qwen2_5_vl", h, Part(tensors=patches(config, h, False)), tuple(runs)), merger, config
+
+
+def glm4v(raw: Config) -> tuple[Encoder, Part, Config]:
+    """GLM-4.1V to 4.6V: RMS norms, positions sampled from a square of them, patches joined by a convolution, a gated
+    merger (``models/glm4v/modeling_glm4v.py``: Glm4vVisionModel)."""
+    config = qwen_config(raw, "glm4v_vision")
+    config.require_off("attention_dropout", "the masks that dropout keeps are not counted")
+    h, out, merge = config.integers("hidden_size", "out_hidden_size", "spatial_merge_size")
+    activation = config.choice("hidden_act", ACTIVATIONS)
+    block = Block(
+        attention=qkv_attention(config, h, biases=(config.flag("attention_bias"), False)),
+        feed_forward=FeedForward(intermediate=out, activation=activation, linears=gated_linears(h, out, h)),
+        norms=(Norm(name="norm1", width=h), Norm(name="norm2", width=h)),
+    )
+    positions = Bare(
+        name="position_embedding", shape=((one_side(config, "image_size") // one_side(config, "patch_size")) ** 2, h)
+    )
+    norms = (Norm(name="post_conv_layernorm", width=h),)
+    embedding = Part(tensors=(*patches(config, h, True), positions), norms=norms)
+    runs = (BlockRun(count=config.integer("num_hidden_layers"), block=block),)
+    proj = Linear(name="proj", inputs=out, outputs=out)
+    linears = (proj, *gated_linears(out, config.integer("intermediate_size"), out))
+    merger = Part(norms=(layer_norm("post_projection_norm", out),), linears=linears)
+    joins = (conv("downsample", out, h, merge, merge), Bare(name="downsample.bias", shape=(out,)))
+    made = encoder(config, "glm4v", h, embedding, runs)
+    return made._replace(after=Part(norms=(Norm(name="post_layernorm", width=h),), tensors=joins)), merger, config
 
 
 def qwen3_vl(raw: Config, deepstack: bool) -> tuple[Encoder, Part, Config]:

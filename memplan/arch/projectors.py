@@ -136,6 +136,14 @@ def qwen3_5(config: Config, vision: Config, text: ModelSpec) -> Made:
     return qwen3_vl(config, vision, text, deepstack=False)
 
 
+def glm4v(config: Config, vision: Config, text: ModelSpec) -> Made:
+    """Bounds of two frames together: the defaults of ``Glm4vImageProcessor`` (image_processing_glm4v.py)."""
+    encoder, merger, keys = patch_towers.glm4v(vision)
+    vision.notes.extend(keys.notes)
+    rule = smart_resize(encoder, keys, 112 * 112 // 2, 28 * 28 * 15000 // 2)
+    return assemble(encoder, merger, rule, projection="convolved"), BY_ROW
+
+
 def kimi_k25(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Kimi K2.5: a norm, then two linear modules over joined patches. At most 16384 patches, 512 a side:
     image_processing_kimi_k25.py."""
@@ -251,6 +259,7 @@ PROJECTORS: dict[str, Callable[[Config, Config, ModelSpec], Made]] = {
     "qwen3_vl_moe": qwen3_vl,
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5,
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), glm4v),
     "llama4": llama4,
     "mllama": mllama,
     "idefics2": idefics2,

@@ -4,7 +4,7 @@ layers partly attend to the image."""
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from memplan.arch import attention, dense, moe, routed
+from memplan.arch import attention, decoder, dense, moe, post_norm, routed, shared_moe
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.spec.layer import AnyMixer, Layer, Run
@@ -75,7 +75,12 @@ def gated_cross_layer(layer: Layer, gates: Part) -> Layer:
     return layer.but(form="gated", extra=(gates,))
 
 
+glm_attention = decoder.turned(rotary="concatenated", rotary_dim=decoder.rotary_dim)
+"""Tables whose entries are doubled once, for all layers, where GLM-4's are in each."""
 ROWS = (
+    row_like(post_norm.ROWS, "glm4", "glm4v_text")._replace(bias_keys=None, qkv_bias="always", null_kv_heads=True,
+        mixer=glm_attention),
+    row_like(shared_moe.ROWS, "glm4_moe", "glm4v_moe_text")._replace(mixer=glm_attention),
     row_like(dense.ROWS, "qwen2", "qwen2_vl_text"),
     row_like(dense.ROWS, "qwen2", "qwen2_5_vl_text"),
     row_like(moe.ROWS, "qwen3_moe", "qwen3_vl_moe_text"),
@@ -84,6 +89,7 @@ ROWS = (
         harmless=("cross_attention_layers",), finish=finish_mllama, classifies=False),
 )  # fmt: skip
 UNREAD: Mapping[str, tuple[str, ...]] = {
+    "glm4v_text": ("head_dim",),
     "qwen2_vl_text": ("head_dim",),
     "qwen2_5_vl_text": ("head_dim",),
     "qwen3_vl_text": ("layer_types",),

@@ -185,6 +185,8 @@ def layer_trace(
         if style == "plain"
         else _checkpoint(tape, frame, dim, itemsize, boundary if away is None else 0)
     )
+    if style == "checkpoint" and node is None:  # no graph holds the checkpoint, nor the checkpoint its input
+        saved, keeps_input = NOTHING, False
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, Uses()))
     if not to_the_end:

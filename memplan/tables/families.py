@@ -93,7 +93,7 @@ SINCE_5 = frozenset(
 FP32_ROUTERS = frozenset(
     (
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "exaone_moe", "glm4_moe", "glm4_moe_lite"),
-        *("glm_moe_dsa", "kimi_k25", "nemotron_h"),
+        *("glm4v_moe", "glm_moe_dsa", "kimi_k25", "nemotron_h"),
     )
 )
 """Types that keep their routers' weights in fp32 from transformers 5.24 on (``_keep_in_fp32_modules_strict``)."""

@@ -13,7 +13,7 @@ from memplan.spec.recipe import Recipe
 from memplan.spec.vision import ImageRule
 from memplan.trace.known import remember
 
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")
 """Types that take the patches of all images in one sequence, and the grid of each."""
 
 

@@ -97,9 +97,10 @@ def linear(
     op: str = "",
     *,
     keeps: bool = False,
+    both: bool = False,
 ) -> Tensor:
     """``F.linear``, or another product. Saves x when the weight is trained (``keeps``: always), and the (cast) weight
-    when x needs a gradient."""
+    when x needs a gradient; a convolution saves ``both`` for either (torch 2.13 derivatives.yaml: convolution)."""
     source = autocast_input(tape, x)
     matrix = _autocast_weight(tape, weight)
     offset = _autocast_weight(tape, bias) if bias is not None else None
@@ -118,7 +119,8 @@ def linear(
         return (dx, dw, db)
 
     inputs = (source, matrix) if offset is None else (source, matrix, offset)
-    node = tape.node(inputs, (source if want_w or keeps else None, matrix if want_x else None), backward)
+    saved = (source if want_w or keeps or both else None, matrix if want_x or both else None)
+    node = tape.node(inputs, saved, backward)
     return tape.result(op or ("mm" if offset is None else "addmm"), out, itemsize, label, node)
 
 

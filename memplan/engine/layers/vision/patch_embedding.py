@@ -40,6 +40,9 @@ def embed_patches(p: Pass, tower: Tower, pixels: Tensor, patches: int, images: i
         rows = ops.expand(tape, p.param(token.name, token.parameters), Dim("rows·h", p.rows * tower.width))
         x = ops.concatenate(tape, (x, rows), whole, "patch embeddings")
     x = Tensor(whole, x.itemsize, x.storage, x.node, x.slot)
+    if tower.kind == "glm4v":
+        x = norm(p, part.norms[0], x, "h")
+        return sampled(p, bare["position_embedding"], x)
     x = positioned(p, tower, bare, x, whole)
     if leaf and tower.kind == "idefics":
         x = as_leaf(tape, x, keeps=False)  # the first block keeps it
@@ -61,9 +64,8 @@ def convolved(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor:
     kernel = next(each for each in tensors if len(each.shape) > 2 and each.shape[0] == tower.width)
     biases = (p.param(each.name, each.parameters) for each in tensors if each.name == kernel.name + ".bias")
     cast = ops.cast(p.tape, pixels, p.mode.numerics.itemsize, "pixels")
-    return ops.linear(
-        p.tape, cast, p.param(kernel.name, kernel.parameters), out, "patch embeddings", next(biases, None)
-    )
+    weight, bias = p.param(kernel.name, kernel.parameters), next(biases, None)
+    return ops.linear(p.tape, cast, weight, out, "patch embeddings", bias, both=True)
 
 
 def unfolded(p: Pass, tower: Tower, pixels: Tensor, out: Dim) -> Tensor:
@@ -105,6 +107,18 @@ def positioned(p: Pass, tower: Tower, bare: dict[str, Bare], x: Tensor, whole: D
         found = ops.cast(tape, ops.embedding(tape, weight, whole, weight.itemsize), x.itemsize, "patch embeddings")
         x = ops.add(tape, x, found, "patch embeddings")
     return x
+
+
+def sampled(p: Pass, table: Bare, x: Tensor) -> Tensor:
+    """``F.grid_sample`` of the table in fp32 at the place of each patch; the grid is kept, and the table as it is seen
+    (transformers 5.24 modeling_glm4v.py: Glm4vVisionEmbeddings)."""
+    tape, grid = p.tape, p.tape.new(p.dim("2", 2), ops.FP32, "places of patches")
+    seen = ops.cast(tape, p.param(table.name, table.parameters), ops.FP32, "positions")
+    size = seen.dim, ops.FP32
+    node = tape.node((seen,), (seen, grid), lambda t, g: (t.gradient(size, "position gradients"),))
+    found = tape.new(x.dim, ops.FP32, "positions", node)
+    del seen, grid
+    return ops.add(tape, x, ops.cast(tape, found, p.mode.numerics.itemsize, "positions"), "patch embeddings")
 
 
 def interpolated(p: Pass, table: Param, x: Tensor, whole: Dim) -> Tensor:

@@ -126,6 +126,30 @@ def merged(j: Joint, x: Tensor) -> Tensor:
     return found
 
 
+def convolved(j: Joint, x: Tensor) -> Tensor:
+    """GLM: a norm, patches joined by a convolution, a linear module, norm and gelu, a gated merger."""
+    tape, after, part = j.tape, j.tower.after, j.tower.projector
+    kernel, bias = (j.states.param(each.name, each.parameters) for each in after.tensors)
+    normed = norm(j.states, after.norms[0], x, "h")
+    del x
+    out = j.features.dim("h", part.linears[0].inputs)
+    joined = ops.linear(tape, normed, kernel, out, "joined states", bias, both=True)
+    del normed
+    j.model_locals.append(joined)
+    inner, gate, up, down = part.linears
+    hidden = project(j.features, joined, inner, "h", "projected images")
+    hidden = activate(tape, "gelu", norm(j.features, part.norms[0], hidden, "h"))
+    gated = activate(
+        tape, j.tower.runs[0].block.feed_forward.activation, project(j.features, hidden, gate, "F", "gate")
+    )
+    product = ops.mul(tape, gated, project(j.features, hidden, up, "F", "up"), "feed-forward product")
+    del gated, hidden
+    found = listed(j, project(j.features, product, down, "h", "image tokens"))
+    j.model_locals.append(found)
+    j.in_outputs = False
+    return found
+
+
 def scatter(tape: Tape, embedded: Tensor, features: Sequence[Tensor]) -> Tensor:
     """``inputs_embeds.masked_scatter(mask, image_features)``: its gradients are a masked copy, and the selected rows.
 

@@ -9,7 +9,17 @@ from memplan.engine.layers.vision.gemma4_tower import averaged_by_position, pick
 from memplan.engine.layers.vision.idefics2_perceiver import perceived
 from memplan.engine.layers.vision.llava_tiles import adapted, anyres, averaged, connected, connected_held, patch_merger
 from memplan.engine.layers.vision.patch_embedding import embed_patches
-from memplan.engine.layers.vision.projector import Joint, Projection, linear, llava, merged, pooled, scatter, shuffled
+from memplan.engine.layers.vision.projector import (
+    Joint,
+    Projection,
+    convolved,
+    linear,
+    llava,
+    merged,
+    pooled,
+    scatter,
+    shuffled,
+)
 from memplan.engine.losses.tail import casts_of
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Node, Tensor
@@ -21,7 +31,20 @@ from memplan.tables.styles import GradientMode, PassStyle
 from memplan.units import by_name
 
 PROJECTIONS: dict[str, Projection] = {
-    **by_name(llava, anyres, adapted, averaged, connected, patch_merger, perceived, pooled, linear, shuffled, merged),
+    **by_name(
+        llava,
+        anyres,
+        adapted,
+        averaged,
+        connected,
+        convolved,
+        patch_merger,
+        perceived,
+        pooled,
+        linear,
+        shuffled,
+        merged,
+    ),
     "averaged by position": averaged_by_position,
     "picked by position": picked_by_position,
     "connected, held": connected_held,
@@ -29,7 +52,7 @@ PROJECTIONS: dict[str, Projection] = {
 """A program for each ``Tower.projection``."""
 
 FP32 = 4
-NAMED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvit")
+NAMED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvit", "glm4v")
 """Towers of models whose ``get_image_features`` names the pixels in the weights' dtype."""
 
 
@@ -138,11 +161,12 @@ def front(plan: TowerPlan) -> Piece:
     tape = start(plan)
     p, _, images = passes(plan, partial(Pass, tape))
     x = embedded_patches(plan, p, images)
-    most, cast = peak(tape), casts_of(tape)
-    node, like = x.node, (x.dim, x.itemsize)
+    most, node, like = peak(tape), x.node, (x.dim, x.itemsize)
     del x
+    within = tape.live
     tape.leave_autocast()
     everything = tape.live
+    cast = within - everything  # copies that no convolution keeps
     p.held = None
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
