@@ -1,12 +1,15 @@
 """From a recipe to its speed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp
 
 from memplan.cost.fitting import PUBLISHED, spread
 from memplan.cost.peak import least_seconds
 from memplan.cost.rates import EXPECTED, Device, device
 from memplan.cost.step import PARTS, Prepared, prepared, step
+from memplan.engine.totals import remembered
 from memplan.gpus import load_gpus
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
@@ -55,12 +58,18 @@ def examples_per_step(recipe: Recipe) -> int:
 
 def seconds(recipe: Recipe, on: Device, ready: Prepared | None = None) -> float:
     """Expected seconds of one optimizer step. ``ready``: what ``prepare`` made of the same with another batch."""
-    return step(recipe, on, EXPECTED, ready).seconds
+    return step(recipe, on, EXPECTED, ready or _prepared_on(on)(recipe)).seconds
 
 
 def prepare(recipe: Recipe, on: Device) -> Prepared:
     """What all batches of a recipe share."""
     return prepared(recipe, on, EXPECTED)
+
+
+@lru_cache(maxsize=8)
+def _prepared_on(device: Device) -> Callable[[Recipe], Prepared]:
+    """The same, remembered by what it reads of a recipe."""
+    return remembered(lambda parts: prepared(parts.recipe, device, EXPECTED))
 
 
 def speed(recipe: Recipe) -> Speed:

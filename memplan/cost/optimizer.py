@@ -59,7 +59,7 @@ def bytes_per_element(recipe: Recipe) -> float:
 
 def is_offloaded(recipe: Recipe, what: str) -> bool:
     """Whether the job keeps it on the host."""
-    return what in (recipe.provenance.job.get("offload") or ())
+    return what in recipe.offloaded
 
 
 def stepped_on_host(recipe: Recipe) -> float:

@@ -28,7 +28,7 @@ def stepping(recipe: Recipe, enough: float = inf) -> int:
     """Bytes of model states and of the gradients that the optimizer's step reads, each rank its share; states alone
     where they may be elsewhere, or counted among them. ``enough``: as for ``floor``."""
     row, sharding = recipe.optimizer.row, recipe.sharding
-    asked = recipe.provenance.job.get("offload") or sharding.fsdp.cpu_offload
+    asked = recipe.offloaded or sharding.fsdp.cpu_offload
     plain = row.name in ("adamw", "lion", "sgd", "sgd-momentum") and not (recipe.trainer.megatron or asked)
     if not plain or sharding.name not in ("fsdp2", "zero2", "zero3"):
         return floor(recipe, enough)

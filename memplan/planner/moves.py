@@ -161,7 +161,7 @@ def _layouts(space: Space, recipe: Recipe) -> Iterator[Move]:
         if apart and not parallel and layout["sharding"] != recipe.sharding.name:
             made = made._replace(keys={"sharding": layout["sharding"], **made.keys}, title=layout_name(layout))
         yield made._replace(tier=tiers.DEGREES if apart else tiers.LITTLE)
-    if not parallel and not recipe.provenance.job.get("offload"):
+    if not parallel and not recipe.offloaded:
         for layout in offloading(space):
             if not can_be_told(space, layout):
                 continue

@@ -123,6 +123,11 @@ class Recipe(NamedTuple):
         return self.optimizer.row.fused_backward
 
     @property
+    def offloaded(self) -> tuple[str, ...]:
+        """What the job says to wait on the host."""
+        return tuple(self.provenance.job.get("offload") or ())
+
+    @property
     def zero_stage(self) -> int:
         """DeepSpeed's stage, or -1 elsewhere."""
         return int(self.sharding.name[4]) if self.sharding.name.startswith("zero") else -1
