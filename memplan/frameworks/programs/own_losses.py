@@ -39,9 +39,11 @@ SAME = re.compile(r"get_optimizer_cls_and_kwargs|train_batch_size|None,\s*None|p
 """What a method of these has that leaves memory as the trainer's own: its optimizer, its batch, no logits kept."""
 MAKES = re.compile(
     r"model\(|forward\(|backward\(|logits|hidden_states|attentions|\.clone\(|output_|outputs\[[1-9]|entropy|softmax"
-    r"|loss_f|nn\.|F\.|_step\(|teacher|generate\(|parameters\(|self\.\w+\(\*\*"
+    r"|loss_f|nn\.|F\.|_step\(|teacher"
 )
 """What a method does that makes more than the trainer's own does."""
+MAKES_IN_LOSS = re.compile(r"generate\(|parameters\(|self\.\w+\(\*\*")
+"""The same of a loss: its graph has all that it reads."""
 GIVES = re.compile(r"\b(?!isinstance|type\(|hasattr|getattr|\w*unwrap\w*|_?is_)\w+\((?:[^()]*, )?(?:self\.)?model[,)]")
 """Where it gives the model to another function, which may run it."""
 LOOKS_ON = ("isinstance", "len", "print", "hasattr")
@@ -65,7 +67,8 @@ def _leaves_it(own: Class, name: str, method: str) -> bool:
     alone = r"|\bmodel\(" if name == "compute_loss" and method == "transformers" else ""
     calls = rf"super\([^()]*\)\.{name}\({alone}"
     rest = re.sub(calls, "", body)
-    once = len(re.findall(calls, body)) == 1 and not MAKES.search(rest) and not GIVES.search(rest)
+    more = MAKES.search(rest) or GIVES.search(rest) or (name == "compute_loss" and MAKES_IN_LOSS.search(rest))
+    once = len(re.findall(calls, body)) == 1 and not more
     return once and found is not None and not _hands_on(found.node, re.compile(calls))
 
 
