@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.errors import MemplanError
+from memplan.frameworks.checking import check_file
 from memplan.frameworks.documents import document_of, open_document
 from memplan.frameworks.reading import read_target
 from memplan.presets import presets_dir
@@ -239,3 +240,19 @@ def test_a_config_that_is_not_here_is_asked_for(run: Run, tmp_path: Path, name: 
     assert said in out
     assert "--sharding zero2" in out
     assert run("check", "a.yaml", "--gpu", "24GB", "--num-gpus", "8", "--sharding", "zero3")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("finetuning_type: lora\nstage: sft\nlora_rank: 0\n", "'0' is less than 1"),
+        ("adapter: lora\nsequence_len: 512\nbf16: many\n", "'many' is neither true nor false"),
+    ],
+)
+def test_what_no_trainer_takes_is_no_default(text: str, why: str, tmp_path: Path) -> None:
+    """Both had been counted without a word: as the rank's default, and as training in fp32."""
+    name = "base_model" if "adapter" in text else "model_name_or_path"
+    (tmp_path / "train.yaml").write_text(f"{name}: Qwen/Qwen2.5-0.5B\n{text}")
+    found = check_file(str(tmp_path / "train.yaml"), {"gpu": "80GB"})
+    assert found.fits == "error"
+    assert why in found.text

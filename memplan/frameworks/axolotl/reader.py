@@ -104,6 +104,8 @@ def _batch(keys: Keys) -> None:
 def _precision(keys: Keys) -> None:
     """bf16 ``auto`` is true where the card has it; ``full`` and ``bfloat16`` run without autocast."""
     word = str(keys.get("bf16")).lower()
+    if word not in ("auto", "full"):
+        keys.flag("bf16")  # which refuses what is no switch
     keys.skip("bf16", "fp16", "bfloat16", "float16", "float32", "torch_dtype")
     half = bool(keys.flag("fp16"))
     if word == "auto" and (half or keys.flag("float16")):

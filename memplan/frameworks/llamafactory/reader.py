@@ -250,10 +250,10 @@ def _finetuning(keys: Keys) -> None:
         return
     if kind != "lora":
         keys.warn("finetuning_type", f"{kind[:20]} is not modelled: it is counted as LoRA")
-    rank = keys.whole("lora_rank") or 8
+    rank = keys.whole("lora_rank")
     lora: dict[str, Any] = {
         "r": rank,
-        "alpha": keys.number("lora_alpha") or 2.0 * rank,
+        "alpha": keys.number("lora_alpha") or 2.0 * (rank or 8),
         "dropout": keys.number("lora_dropout"),
         "targets": lora_targets(keys.names("lora_target") or ("all",)),
     }
