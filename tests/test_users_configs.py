@@ -113,7 +113,8 @@ def test_a_config_of_deepspeeds_is_none_of_accelerates() -> None:
 def test_a_variable_of_an_argument_is_given_as_the_argument() -> None:
     script = f"R=$1\n{LLAVA}lora_enable True --lora_r $R --lora_alpha $(($R * 2))"
     found = checked("a.sh", script, images=SQUARE)
-    assert found.hint == 'set it: memplan check "bash a.sh …"'
+    assert found.hint == 'set it: memplan check "bash a.sh …", or add --lora-r 16'
+    assert checked("a.sh", script, images=SQUARE, lora={"r": 16}).fits in ("yes", "tight")
 
 
 def test_sections_of_somebodys_own_are_not_torchtitans() -> None:
