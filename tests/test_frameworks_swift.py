@@ -318,7 +318,7 @@ def test_a_model_by_ms_swifts_own_name(tmp_path: Path) -> None:
     text = "CUDA_VISIBLE_DEVICES=0 swift sft --model_type qwen2_5-7b-instruct --max_length 512"
     assert drawn(tmp_path, text).values["model"] == "Qwen/Qwen2.5-7B"
     assert "model" in {
-        each.asks for each in drawn(tmp_path, text.replace("qwen2_5-7b-instruct", "internvl2-8b")).unread
+        each.asks for each in drawn(tmp_path, text.replace("qwen2_5-7b-instruct", "minicpm-v-v2_6-chat")).unread
     }
 
 

@@ -212,7 +212,7 @@ class Job(Frozen):
     hold_outputs: bool | None = None
     """The loop holds the model's outputs, so the logits, through backward."""
     own_loss: OwnLoss | None = None
-    """A loss of the program's own in place of the model's: what it holds at most (logits, hidden, layers, forwards)."""
+    """A program's own loss: what it holds at most (logits, hidden, layers, forwards)."""
     pair_pass: Choice = "concatenated"
     """How the two halves of a pair pass through the model."""
     reference: Choice = "auto"

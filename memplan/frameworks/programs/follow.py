@@ -77,7 +77,7 @@ def forget() -> None:
     sourced.forget()
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)  # a script's commands are asked for in turn, again and again
 def _cached(text: str, path: str, key: tuple[Any, ...], held: _Held) -> Run:
     return _go(text, path, held.known)
 

@@ -47,7 +47,7 @@ def noted(call: Call, callee: Any) -> None:
         values = {"node": call.node, "model": as_it_is(callee), "within": run.within}
         run.things.append(Thing(FORWARD, call.place, values))
     elif call.name == "backward":
-        scope = run.stack[-1] if run.stack else None
+        scope = run.stack[-1][0] if run.stack else None
         beside = alive(run, Thing(LOOP, call.place))
         values = {"node": call.node, "scope": scope, "beside": beside, "uncalled": run.uncalled, "frame": run.frame}
         run.things.append(Thing(BACKWARD, call.place, values | {"loaders": _loaders(run, scope, call.node)}))

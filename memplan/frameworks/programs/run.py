@@ -22,7 +22,7 @@ MAX_STEPS = 150_000
 MAX_CALLS = 14
 """Functions of the program within one another."""
 AGAIN = 4
-"""How often one may call itself: a merge of nested settings does; not at all where nobody calls it here."""
+"""How often one may call itself: a merge of nested settings does; not where nobody calls it here, nor under a doubt."""
 PYDANTIC = ("BaseModel", "BaseSettings")
 CUTS = re.compile(
     r"max_?(seq_?|sequence_?|input_?|source_?|text_?|token_?)?len|cutoff|block_?size|context_len|max_tokens",
@@ -61,17 +61,16 @@ class Run(Statements):
     def __init__(self, known: Known, calls: Any, files: Files) -> None:
         self.known, self.calls, self.files = known, calls, files
         self.modules: dict[tuple[str, int], Frame] = {}
-        self.path, self.steps, self.loops = "", 0, 0
+        self.path, self.start, self.steps, self.loops = "", "", 0, 0
         self.argv = [files.path, *(word.text for word in known.words)] if known.words else []
         self.doubts: list[str] = []
         self.left, self.turning, self.hopeful = [], 0, False
-        self.asked_machine = False  # which card it has, or how many
+        self.asked_machine = self.asked_card = False  # which card it has, or how many; for bfloat16
         self.refusal: InvalidJob | None = None  # why it is not gone through to its end
         self.trainers: list[Thing] = []
         self.things: list[Thing] = []
         """Objects of libraries, but models and trainers, and of the program's own classes, in their order."""
-        self.asked_card = False  # for bfloat16
-        self.stack: list[ast.AST] = []
+        self.stack: list[tuple[ast.AST, int]] = []  # the functions that are gone through, and the doubts of each
         self.uncalled = self.gone_aside = False
         """Whether its trainers are made in functions that nothing in the file calls; whether such were gone through."""
         self.mapped: list[Any] = []
@@ -89,7 +88,6 @@ class Run(Statements):
         """All that were defined, for what is done in those that are handed on: to ``map`` of a data set."""
         self.lengths: list[tuple[Any, Place, str]] = []
         """Where tokenizers cut, and how the bound is written."""
-        self.start = ""
         self.imported: list[str] = []  # unsloth, trl.SFTConfig: in the order of their imports
         self.aside = False
         """Whether a function is gone through that nobody calls here: it changes nothing but ``lengths``."""
@@ -286,13 +284,15 @@ class Run(Statements):
     def invoke(self, function: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
         """Go through a function of the program; what it returns."""
         node = function.node
-        if self.stack.count(node) > (0 if self.aside else AGAIN) or len(self.stack) >= MAX_CALLS:
+        within = [doubts for each, doubts in self.stack if each is node]
+        doubted = bool(within) and within[-1] < len(self.doubts)
+        if doubted or len(within) > (0 if self.aside else AGAIN) or len(self.stack) >= MAX_CALLS:
             return Unknown(f"{node.name}()", place)
         frame = Frame(outer=function.frame, caller=self.frame)
         self.done.add(id(node))
         before, self.path = self.path, function.path
         self.calls.bind(self, function, frame, args, named)
-        self.stack.append(node)
+        self.stack.append((node, len(self.doubts)))
         ended = self.block(node.body, frame)
         self.stack.pop()
         self.path = before
