@@ -77,7 +77,7 @@ def diagnosis_of(text: str, given: JobInput | None = None) -> Diagnosis:
         return found
     from memplan.frameworks.own_words.words import worded
 
-    return found._replace(remedies=worded(given, found.remedies))
+    return found._replace(remedies=tuple(worded(given, found.remedies)))
 
 
 SAID_FREELY = frozenset(

@@ -10,7 +10,6 @@ import pytest
 from memplan.api import estimate
 from memplan.frameworks.checking import check_file
 from memplan.frameworks.deciding import no_less, subject_of
-from memplan.frameworks.documents import Settings
 from memplan.frameworks.hydra import of_program
 from memplan.frameworks.reading import read_target
 from memplan.spec.reading import JobInput
@@ -416,7 +415,7 @@ def test_a_package_in_a_defaults_list_is_relative_to_its_config(tmp_path: Path) 
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     (tmp_path / "verl/trainer/main_ppo.py").write_text('@hydra.main(config_path="config", config_name="ppo_trainer")')
-    found = of_program(Settings(str(tmp_path / "run.sh"), {}), "verl/trainer/main_ppo.py", "", "")
+    found = of_program(str(tmp_path / "run.sh"), "verl/trainer/main_ppo.py", "", "")
     assert found is not None
     assert found.values["actor_rollout_ref"]["actor"] == {"engine": {"depth": 3}, "ppo_mini_batch_size": 8}
 

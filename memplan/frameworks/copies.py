@@ -1,6 +1,7 @@
 """A framework's code that lies in the project: where it lies, and where in it stands what memory holds."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,8 +11,11 @@ from memplan.frameworks.sourced import project_of
 
 AMONG_OTHERS = words("external third_party 3rdparty src lib libs packages deps vendor submodules")
 """Folders of a project that have others' code, or all of it."""
+MOST_KEPT = 32
+"""Files of copies, which one config asks for again and again."""
 
 
+@lru_cache(maxsize=MOST_KEPT)
 def in_copy(path: str, name: str, package: str = "verl") -> str:
     """The text of a file of the framework that lies in the project, its package or its repository, whose folder may
     have a version in its name (``verl-0.4.x``) and lie among others' (``external/verl``); empty where none does."""

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ FORMS = {
 _OWN = re.compile(r'\s*\{\s*"schema_version"\s*:')
 """How memplan's own JSON begins: plans with whole ledgers, larger than what a person writes."""
 MAX_OWN_BYTES = 32 * 1024 * 1024
+MOST_KEPT = 128
+"""Files of plain data: those that one config is put together of."""
 _JINJA = re.compile(r"^([^\"'#\n]*?(?:: |- ) *)(\{\{[^}\"\n]*\}\}[^\s,\]#]*)", re.MULTILINE)
 """``{{name}}`` as a value: of a file that is filled in before it is YAML."""
 _TEMPLATE = re.compile(
@@ -156,6 +159,12 @@ def document_of(text: str, path: str, form: str, given: Given | None = None) -> 
         return Document(path, form, Settings(path, {}), script.commands, text, script.files)
     if form == "python":
         return Document(path, form, Settings(path, {}), (), text)
+    return _plain(text, path, form) if len(text) <= MAX_BYTES else _plain.__wrapped__(text, path, form)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _plain(text: str, path: str, form: str) -> Document:
+    """Of plain data, the same object for the same text: who asks a file again and again reads it once."""
     remarks: list[str] = []
     values, lines = _OPENERS[form](_JINJA.sub(r'\1"\2"', text) if form == "yaml" else text, path, remarks)
     settings = Settings(path, values, lines)

@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from memplan.errors import InvalidJob
@@ -47,9 +48,11 @@ def composed(document: Document, launch: Launch) -> Document | None:
 _MAIN = re.compile(r"@hydra\.main\(([^)]*)\)")
 
 
-def of_program(script: Settings, program: str, folder: str, name: str) -> Settings | None:
-    """The config of a program of the project (its path as ``program_at`` has it), nested: the one that a command names,
-    else the one of its ``@hydra.main``; None where it is not here."""
+@lru_cache(maxsize=8)
+def of_program(path: str, program: str, folder: str, name: str) -> Settings | None:
+    """The config of a program of the project around a script (the program as ``program_at`` has it), nested: the one
+    that a command names, else the one of its ``@hydra.main``; None where it is not here."""
+    script = Settings(path, {})
     main = _MAIN.search(open_reference(script, "program", program).text)
     said = dict(re.findall(r"(config_\w+)\s*=\s*[\"']([^\"']*)[\"']", main.group(1))) if main else {}
     building = _Building(script, posixpath.dirname(program))

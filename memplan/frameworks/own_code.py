@@ -247,6 +247,7 @@ def _seen(node: ast.AST, at: Seen | None = None) -> Iterator[Seen]:
                 yield from _seen(child, inner)
 
 
+@lru_cache(maxsize=1 << 14)
 def _names(node: ast.AST) -> frozenset[str]:
     """Names, attributes and words of an expression."""
     found = (

@@ -36,6 +36,8 @@ class Fsdp1(Fsdp2):
     unit before (``_register_post_backward_reshard_only_hook``, ``_register_pre_backward_hooks``)."""
     inputs: list[Tensor | None] | None = None
     """Of checkpoints of frozen units, and their gradients."""
+    scoped: tuple[int, dict[object, list[Param]]] | None = None
+    """How many parameters have a scope, and those of each."""
     passes = 0
     """Forwards with a graph that one backward runs through, the last of them first."""
     sums: dict[Group, list[Tensor | None]] | None = None
@@ -132,8 +134,12 @@ class Fsdp1(Fsdp2):
         """The adapters within a layer that are units of their own, in forward's order."""
         if not self.rules.apart or group not in self.layers:
             return []
-        own = self.layers.index(group)
-        return [param for param, scope in self.tape.scopes.items() if scope == own and param.node is not None]
+        if self.scoped is None or self.scoped[0] != len(self.tape.scopes):
+            by_scope: dict[object, list[Param]] = {}
+            for param, scope in self.tape.scopes.items():
+                by_scope.setdefault(scope, []).append(param)
+            self.scoped = len(self.tape.scopes), by_scope
+        return [param for param in self.scoped[1].get(self.layers.index(group), ()) if param.node is not None]
 
     def logits(self, x: Tensor) -> Tensor:
         """A trained copy of the head that is a unit (``modules_to_save``) is let go of as layers are."""

@@ -6,8 +6,9 @@ the reader makes the job that is wanted. Nothing is known here of any framework.
 fits; what no key of the file says is said by memplan's own option, or the environment."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from memplan.errors import MemplanError
@@ -23,18 +24,28 @@ def in_own_words(given: JobInput, report: Report) -> Report:
     if given.source is None:
         return report
     remedies = report.remedies
-    return replace(report, remedies=Found(lambda: worded(given, remedies)))
+    return replace(report, remedies=Found(lambda: tuple(worded(given, remedies))))
 
 
-def worded(given: JobInput, remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
+def worded(given: JobInput, remedies: Iterable[Remedy]) -> Iterator[Remedy]:
     """Remedies with the lines to write, the first with the command that writes them."""
-    found = [replace(remedy, write=own_lines(given, remedy.changes)) for remedy in remedies]
-    if given.source is None:
-        return tuple(found)
-    found.sort(key=lambda remedy: not _is_said(remedy.write))
-    if found and (command := emit_command(given, found[0].changes)):
-        found[0] = replace(found[0], write=(*found[0].write, f"or: {command}"))
-    return tuple(found)
+    found = _written(given, remedies)
+    for first in islice(found, 1):
+        command = emit_command(given, first.changes) if given.source is not None else ""
+        yield replace(first, write=(*first.write, f"or: {command}")) if command else first
+    yield from found
+
+
+def _written(given: JobInput, remedies: Iterable[Remedy]) -> Iterator[Remedy]:
+    """With their lines, which take many readings: those that are said whole as they come, then the others."""
+    later: list[Remedy] = []
+    for remedy in remedies:
+        written = replace(remedy, write=own_lines(given, remedy.changes))
+        if _is_said(written.write):
+            yield written
+        else:
+            later.append(written)
+    yield from later
 
 
 def _is_said(lines: Iterable[str]) -> bool:
@@ -88,5 +99,6 @@ def first_remedy(given: JobInput, report: Report) -> tuple[str, tuple[str, ...]]
     write; nothing where nothing does."""
     from memplan.remedies import remedies
 
-    fitting = worded(given, (each for each in remedies(given, report) if each.fits == "yes"))
-    return (fitting[0].title, fitting[0].write or (option_words(fitting[0].changes),)) if fitting else ("", ())
+    for first in worded(given, (each for each in remedies(given, report) if each.fits == "yes")):
+        return first.title, first.write or (option_words(first.changes),)
+    return "", ()

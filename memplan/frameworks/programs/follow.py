@@ -9,7 +9,10 @@ from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks import pinned, scripts, sourced
 from memplan.frameworks.asking import SHELLS
 from memplan.frameworks.base import Draft
+from memplan.frameworks.copies import in_copy
 from memplan.frameworks.documents import Document
+from memplan.frameworks.hydra import of_program
+from memplan.frameworks.own_copies import found_in
 from memplan.frameworks.programs import calls as python_calls
 from memplan.frameworks.programs import loops
 from memplan.frameworks.programs.files import Files
@@ -72,7 +75,7 @@ class _Held:
 def forget() -> None:
     """Programs and scripts are gone through anew, and their projects looked for: files beside them, and those that they
     start, may have changed."""
-    for kept in (_cached, scripts.gone_through, pinned.pins_of, texts_of):
+    for kept in (_cached, scripts.gone_through, pinned.pins_of, texts_of, in_copy, found_in, of_program):
         kept.cache_clear()
     sourced.forget()
 

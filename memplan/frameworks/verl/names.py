@@ -4,6 +4,7 @@ Names alone, of verl 0.2 to 0.9: trainer/config/*.yaml with every engine. A sett
 about, so that a slip of the pen is noticed and what a new version adds is."""
 
 import re
+from functools import lru_cache
 
 from memplan.frameworks.documents import words
 from memplan.tables.texts import words_by_part
@@ -66,6 +67,7 @@ def place(key: str) -> tuple[str, str]:
     return group, name
 
 
+@lru_cache(maxsize=1 << 14)
 def sense(key: str) -> str:
     """harmless, bearing or unknown. Of the critic, counted as the policy, nothing bears."""
     if _QUIET.fullmatch(key):

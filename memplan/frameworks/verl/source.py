@@ -243,7 +243,7 @@ def _over(draft: Draft, own: Given, path: str, name: str, program: str = "") -> 
         draft.followed.append(document.path)
         merged = _plain(document.settings).under(own.settings)
         return own._replace(settings=merged, config=_default_config(document.settings.values) or short)
-    if not CONFIGS.fullmatch(short) and not (program and of_program(own.settings, program, path, short)):
+    if not CONFIGS.fullmatch(short) and not (program and of_program(own.settings.path, program, path, short)):
         where = own.settings.where("config") if "config" in own.settings.values else f"{own.settings.path}, line 1"
         draft.warn(f"config {short[:60]}", where, "the config is not here: verl's own defaults stand for it", "model",
                    "run from the project's folder")  # fmt: skip
@@ -260,7 +260,7 @@ def _module(script: str, words: list[Word]) -> str:
 def _over_code(draft: Draft, own: Given, program: str, folder: str) -> Given:
     """The settings over those that the config of the code in the project has: a fork's defaults are its own. Of these
     the names that are verl's; not what is left to resolvers, nor models in a home."""
-    base = of_program(own.settings, program, folder, own.config) if program and own.kind != EASY else None
+    base = of_program(own.settings.path, program, folder, own.config) if program and own.kind != EASY else None
     if base is None or own.settings.paths.get(next(iter(base.values), ""), "") == base.path:
         return own
     said = own.settings.values
