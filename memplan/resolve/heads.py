@@ -108,8 +108,8 @@ def _without_program(job: Job, method: Method, trainer: Trainer, stored: Stored,
     assert own is not None
     notes.fill("loss_head", "own", "default")
     notes.assume(
-        f"own_loss: at most {own.logits} bytes for each logit beside the logits, and "
-        f"{own.forwards} forward{'s' * (own.forwards > 1)} of the model before one backward"
+        f"own_loss: at most {own.logits} bytes for each logit beside the logits; forwards of the model before one "
+        f"backward: {own.forwards}"
     )
     wraps = trainer.numerics.fp32_outputs and stored.autocast > 0 and not split.is_deepspeed
     code = LossCode(
