@@ -94,8 +94,9 @@ BOUNDS = {
     "zero2": (8, 25),
     "zero3": (16, 45),
 }
-KNOWN = ("gemma3n", "mllama", "minimax")
-"""Kinds of models whose worst phases are looked at no more: gathers of parts that few layers have."""
+KNOWN = ("gemma3n", "mllama", "minimax", "gptj")
+"""Kinds of models whose worst phases are looked at no more: gathers of parts that few layers have; GPT-J's reward model
+under ZeRO-2, whose ledger is a quarter above the play."""
 NOBODYS = ("litgpt", "fsdp2")
 """LitGPT's head in chunks, one layer more at once in the play: its Fabric runs FSDP1 alone."""
 
