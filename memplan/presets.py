@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import InternalError, ModelNotFound, nearest
+from memplan.tables.methods import METHODS
 
 Preset = dict[str, Any]
 
@@ -59,6 +60,8 @@ def near_models(name: str, others: Iterable[str] = (), count: int = 3) -> list[s
 def instead_of(name: str, jobs: Iterable[str] = ()) -> str:
     """What to type instead of a name that no preset has: the nearest, else a Hub id or the size that the name holds."""
     close, sized = near_models(name, jobs), _SIZE.match(name[:MOST_NAMED])
+    if name.casefold() in METHODS:
+        return f"a method is --method {name.casefold()}"
     if sized and sized.group(1) == name:
         return f"a size alone is --total-params {name}"
     if close:

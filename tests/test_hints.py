@@ -84,6 +84,7 @@ MODELS = [
     ("starchat2-15b", "give its Hub id, such as OWNER/starchat2-15b, or its size alone: --total-params 15b"),
     ("Phi-3-vision", "memplan show models lists them; a Hub id has a slash"),
     ("llama-3-8b-vision", "give its Hub id, such as OWNER/llama-3-8b-vision, or its size alone: --total-params 8b"),
+    ("GRPO", "a method is --method grpo"),
     ("7B", "a size alone is --total-params 7B"),
     ("ckpt", "memplan show models lists them; a Hub id has a slash"),
 ]
