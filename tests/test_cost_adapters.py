@@ -137,3 +137,12 @@ def test_a_compiler_scales_and_adds_what_comes_out_of_an_adapter_in_one_pass() -
         asked = recipe(**keys, compile=compiled)
         moved.append(shape_of(asked, model_work(asked.model)).adapted_moves)
     assert moved == [2 * 3072 + 12 * 1024, 2 * 3072 + 8 * 1024]
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_policy_that_is_its_own_reference_scores_as_fast_as_a_copy_of_it(quantization: str) -> None:
+    """Its adapters are off meanwhile; a copy of a quantised base is quantised too."""
+    keys: dict[str, Any] = {"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "lora": {"r": 16}}
+    keys |= {"quantization": quantization, "precision": "bf16", "sequence_length": 1024}
+    itself, copy = (seconds(recipe(**keys, reference=it), H200) for it in ("adapter", "resident"))
+    assert itself == pytest.approx(copy, rel=1e-3)

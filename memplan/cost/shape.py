@@ -8,6 +8,7 @@ from memplan.cost.traffic import expert_parts, rings
 from memplan.cost.work import ModelWork
 from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
 from memplan.engine.tensors import expert_ranks
+from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
 from memplan.spec.recipe import Recipe
@@ -199,10 +200,11 @@ def looped(recipe: Recipe) -> bool:
     return recipe.trainer.models.transformers_4 and recipe.model.family in LOOPING
 
 
-def without_training(shape: Shape) -> Shape:
-    """The shape of a forward without a graph, of a model as it is."""
+def without_training(shape: Shape, quantised: Quantised | None = None) -> Shape:
+    """The shape of a forward without a graph and without adapters, of a model that is stored so."""
     plain = shape._replace(adapter=0.0, adapted=0, weighed=0.0, stacks=False, adapted_moves=0.0, again=())
-    return plain._replace(quantised="", bits=0.0, walked=False)
+    name, bits = (quantised.scheme.name, quantised.scheme.bits) if quantised else ("", 0.0)
+    return plain._replace(quantised=name, bits=bits, walked=False)
 
 
 def _adapter_itemsize(recipe: Recipe, adapter: Adapter) -> int:

@@ -42,6 +42,8 @@ from memplan.cost.work import ModelWork, model_work
 from memplan.spec.recipe import Recipe
 
 NO_HEAD = Head(0.0, 0.0)
+ITSELF = ("adapter", "precomputed", "offloaded")
+"""References whose forward is the policy's own, as it was before it was trained."""
 SCORING = {"split": 0.5, "gradcache": 1.0}
 """Forwards without a graph beside the trained one, by pair schedule: of the half that waits, or of both."""
 COPIED, UNSPLIT = 0.2, 1 / 16
@@ -100,6 +102,9 @@ class Prepared(NamedTuple):
     """Of this host."""
     passes: Passes
     """The trained pass, by its rows."""
+    bare: Passes
+    """The policy's forward without its adapters, which are off while it is its own reference (TRL 1.16
+    trainer/utils.py: use_adapter; peft 0.21 tuners/lora/layer.py: disable_adapters)."""
 
 
 def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
@@ -110,20 +115,22 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
     waits = stepped_on_host(recipe) > 0 or is_offloaded(recipe, "activations")
     fetched = fetched_seconds(recipe, sizes, device)
-    critic, works = recipe.others.critic, [model_work(model.spec) for model in recipe.others.residents]
-    works += [model_work(critic.spec)] if critic is not None else []
-    scored = ((each, without_training(shape_of(recipe, each))) for each in works)
+    critic = recipe.others.critic
+    scoring = [(model_work(model.spec), model.quantised) for model in recipe.others.residents]
+    scoring += [(model_work(critic.spec), None)] if critic is not None else []
+    scored = ((each, without_training(shape_of(recipe, each), stored)) for each, stored in scoring)
     others = tuple((each, passes_of(each, shape, device, rates)) for each, shape in scored)
     shape, of = shape_of(recipe, work), shares(recipe)
     passes = passes_of(work, shape, device, rates)
-    return Prepared(work, shape, over, sizes, data, ending, of, fetched, waits, others, rates, passes)
+    bare = passes_of(work, without_training(shape, recipe.quantised), device, rates) if recipe.adapter else passes
+    return Prepared(work, shape, over, sizes, data, ending, of, fetched, waits, others, rates, passes, bare)
 
 
 def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = None) -> Step:
     """One optimizer step of the recipe. ``ready``: ``prepared`` of it, or of the same with another batch."""
     ready = ready or prepared(recipe, device, rates)
     given, device = (device, rates), slowest(device, recipe.parallel.world)
-    work, shape, over, sizes, data, ending, of, fetched, waits, scoring, rates, passes = ready
+    work, shape, over, sizes, data, ending, of, fetched, waits, scoring, rates, passes, bare = ready
     rows = recipe.rows * recipe.batch.sequence_length // shape.length  # of a packed row, its sequences
     trained = passes[rows]
     head, tower = head_pass(recipe, work, device, rates), tower_pass(recipe, shape, device, rates)
@@ -141,7 +148,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     activations = _activations(recipe, work, trained, over, device, rates) * share
     hidden = rates.overlap if data.hides else 0.0
     scored = [_scored(recipe, *each, rows, (head is not NO_HEAD) / share, device, rates) for each in scoring]
-    others = share * _other_passes(recipe, work, trained, head.forward / share, data.forward, scored, device, rates)
+    own = trained.forward, (bare[rows].forward if recipe.others.reference in ITSELF else 0.0)
+    others = share * _other_passes(recipe, work, own, head.forward / share, data.forward, scored, device, rates)
     exposed = _waited(max(data.forward, fetched), hidden * forward, rates)
     exposed += _waited(max(data.backward, fetched), hidden * backward, rates)
     once = _waited(data.first, hidden * forward, rates) + _waited(data.last, hidden * backward, rates) + data.after
@@ -199,7 +207,7 @@ def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, de
 def _other_passes(
     recipe: Recipe,
     work: ModelWork,
-    trained: Pass,
+    policy: tuple[float, float],
     ends: float,
     gathered: float,
     scored: Sequence[float],
@@ -212,10 +220,12 @@ def _other_passes(
     A reference that is precomputed costs the same forward once for each example, charged here as in one epoch; one that
     is offloaded comes to the card, each rank's share of it, for each of its forwards; in NeMo-Aligner weights are
     swapped once for a whole step, and back (utils/utils.py: cpu_weight_swap). ``gathered``: seconds that the
-    policy's weights take to gather, for which sharded models wait as it does. ``ends``: of a head's forward.
-    ``scored``: of the forwards of each resident model, then of the critic."""
-    own = trained.forward + ends
-    own += _waited(gathered * recipe.parallel.pipeline, rates.overlap * own, rates)
+    policy's weights take to gather, for which sharded models wait as it does. ``policy``: of its forward, and of that
+    without adapters. ``ends``: of a head's. ``scored``: of the forwards of each resident model, then of the critic."""
+    own, bare = (
+        each + _waited(gathered * recipe.parallel.pipeline, rates.overlap * each, rates)
+        for each in (seconds + ends for seconds in policy)
+    )
     total = 0.0
     if recipe.method.pairs:
         total += SCORING.get(recipe.loss.pair_pass, 0.0) * own
@@ -223,8 +233,8 @@ def _other_passes(
         total += own
     if recipe.trainer.rollouts.scored and recipe.method.online:
         total += own
-    if recipe.others.reference in ("adapter", "precomputed", "offloaded"):
-        total += own
+    if recipe.others.reference in ITSELF:
+        total += bare
     if recipe.others.reference == "offloaded":
         parts = recipe.parallel.tensor * (max(recipe.sharding.ranks, 1) if gathered else 1)
         times = 2 / recipe.batch.accumulation if recipe.trainer.megatron else 1
