@@ -20,6 +20,7 @@ from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.job import Job
+from memplan.units import GiB
 
 LENGTHS = {"group_size": 8, "prompt_length": 512, "completion_length": 1536}
 VERL: dict[str, Any] = {"model": "qwen2.5-7b", "method": "grpo", "trainer": "verl", "gpu": "h100-80gb", "num_gpus": 8}
@@ -316,3 +317,19 @@ def test_no_plan_stands_an_engine_apart_where_its_critic_then_does_too() -> None
     assert "openrlhf's critic then stands on cards of its own too" in not_apart(asked.given.job, asked.space)
     without = question(as_input(job | {"method": "grpo"}))
     assert {way.engine_gpus for way in ways(without.given.job, without.space)} > {0}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [({"sequence_length": 1024}, 1024), ({"rollout": {**LENGTHS, "completion_length": 1024}}, 1536)]
+)
+def test_a_small_card_generates_from_four_bits_and_no_further_than_its_sequences(
+    given: dict[str, Any], taken: int
+) -> None:
+    """TRL's vLLM takes the model's whole context, 131,072 tokens here, whose cache a small card has no room for."""
+    keys = {"lora": {"r": 16}, "quantization": "nf4", "gpu": "24GB", "num_gpus": 1, "trainer": "trl"}
+    found = plan({**VERL, **keys, **given})
+    assert found.plans
+    assert {each.job["rollout"]["max_model_len"] for each in found.plans} == {taken}
+    engine = found.plans[0].report.engine
+    assert engine is not None
+    assert engine.weights_bytes < 7 * GiB, "of 7.6 B parameters"

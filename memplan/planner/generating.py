@@ -82,7 +82,8 @@ def ways(job: Job, space: Space) -> list[Way]:
         engine = row.colocated
     if engine not in ("vllm", "sglang") or space.gpus < 1:
         return []
-    named = {} if asked.engine else {"engine": engine}
+    named: Keys = {} if asked.engine else {"engine": engine}
+    named |= bounded(job)
     found = []
     if asked.placement != "separate" and "colocate" in row.places:
         found += [way._replace(rollout={**named, **way.rollout}) for way in _beside(job, asked, row, engine, space)]
@@ -90,6 +91,17 @@ def ways(job: Job, space: Space) -> list[Way]:
         found += [way._replace(rollout={**named, **way.rollout}) for way in _apart(asked, engine, space)]
     divided = _divided(job, space)
     return [*found, *(way._replace(models=divided) for way in found if divided)]
+
+
+def bounded(job: Job) -> Keys:
+    """``max_model_len`` of prompt and completion, where the trainer's engine would take the model's whole context: a
+    cache that must hold a sequence which no job has."""
+    asked = job.rollout or NOTHING
+    given = asked.max_model_len is not None or asked.engine in ("none", "hf")
+    if given or not METHODS[job.method].online or not row_of(job).whole_context:
+        return {}
+    lengths = asked.prompt_length or 0, asked.completion_length or 0
+    return {"max_model_len": sum(lengths) if all(lengths) else job.sequence_length}
 
 
 def _divided(job: Job, space: Space) -> tuple[Keys, ...]:

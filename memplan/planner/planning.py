@@ -15,7 +15,7 @@ from memplan.gpus import find_gpu
 from memplan.lengths.longest import with_lengths
 from memplan.models import load_model
 from memplan.planner.candidates import Candidate, Candidates
-from memplan.planner.generating import usual_trainers
+from memplan.planner.generating import bounded, usual_trainers
 from memplan.planner.model_moves import MODELS
 from memplan.planner.pricing import Priced, Pricing, allowed_of
 from memplan.planner.result import Plan, Point, billed
@@ -143,6 +143,10 @@ def question(given: JobInput) -> Question:
     assumptions += of_switches(job, trainer)
     if usual := usual_trainers(job, job.num_gpus):
         assumptions.append(f"trainer: {' or '.join(usual)}, which generate; --trainer pytorch plans the update alone")
+    for name in usual or [job.trainer]:
+        for key, value in bounded(job.model_copy(update={"trainer": name})).items():
+            words = f"prompt and completion ({name} takes the model's whole context)"
+            assumptions.append(f"rollout.{key}: {value}, {words}")
     spec = given.spec or _spec(job, assumptions)
     if job.precision == "auto" and job.lora is None:
         assumptions.append(

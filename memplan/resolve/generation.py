@@ -4,6 +4,7 @@ from memplan.errors import InvalidJob
 from memplan.models import load_model
 from memplan.resolve.engines import away_of, check_engine, drafted, shares_weights, syncing
 from memplan.resolve.notes import Notes
+from memplan.resolve.quantised import as_base
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
@@ -160,6 +161,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
             f"({found.trainer.title}'s recipe one_step_off_policy)"
         )
     itemsize, away = _itemsize(asked.dtype, whole, row), away_of(job, found, row, separate)
+    base = found.quantised.scheme if found.quantised else None, found.trainer
     if sleep and not row.emptied and not any(away):
         notes.assume(
             f"rollout: {found.trainer.title} keeps its cache when the engine wakes: all that it has reserved stands "
@@ -190,8 +192,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         group=asked.group_size or 1,
         itemsize=itemsize,
         kv_itemsize=1 if asked.kv_dtype == "fp8" else DTYPE_BYTES.get(asked.kv_dtype or "", itemsize),
-        quantization=asked.quantization
-        or (job.quantization.partition("-")[0].replace("fp4", "nf4") if shared and found.quantised else "none"),
+        quantization=asked.quantization or as_base(*base, shared, row.four_bits and not separate),
         eager=row.eager if asked.enforce_eager is None else asked.enforce_eager,
         logprobs_mode=asked.logprobs_mode or row.logprobs,
         sampler=asked.sampler or "",

@@ -171,3 +171,16 @@ def _upcast(job: Job, trainer: Trainer, scheme: Quantization, stored: Stored, no
     }
     notes.fill("kbit_upcast", own != "none", "trainer", texts[own] if stored.precision.weights != FP32 else "")
     return own
+
+
+def as_base(scheme: Quantization | None, trainer: Trainer, shared: bool, four_bits: bool) -> str:
+    """The quantisation of a generation engine's weights where nobody says: the base's, where it has them from it or, of
+    bitsandbytes' (``four_bits``), is told so. Raises InvalidJob for 8 bits, which TRL refuses."""
+    if scheme is None or not (shared or (four_bits and scheme.product.startswith("bnb"))):
+        return "none"
+    if scheme.bits == 8 and not shared:
+        raise InvalidJob(
+            f"quantization: {scheme.name}: {trainer.title} refuses vLLM beside a base in 8 bits",
+            "use quantization nf4, or rollout.engine hf",
+        )
+    return scheme.name.partition("-")[0].replace("fp4", "nf4")

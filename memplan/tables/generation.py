@@ -42,6 +42,8 @@ class Generation(NamedTuple):
     """It is told bf16, whatever the checkpoint has."""
     whole_context: bool = False
     """max_model_len is the model's own; elsewhere prompt and completion."""
+    four_bits: bool = False
+    """Colocated: over a base of bitsandbytes in 4 bits the engine has it so too, and none is there for one in 8."""
     rows: bool = False
     """max_num_seqs is what a process generates at once; elsewhere ``sequences``."""
     sequences: int = 0
