@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.allocator.events import slack_of
 from memplan.engine.allocator.reserved import Band, Seek, Unplayed, reserved_band
+from memplan.engine.at_hand import lasting_at
 from memplan.engine.ledger import Ledger
 from memplan.engine.sums import Totalled
 from memplan.report import Reserved, Verdict
@@ -65,15 +66,16 @@ def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False, oth
     played is above every play, so that what it says to fit does. ``others``: what else is on the card meanwhile."""
     low, totals, high = ledger.bounds()
     allocated = Band(max(low), max(totals), max(high))
+    lasting = lasting_at(ledger, totals.index(allocated.expected))
     if recipe.model.spread:
-        allocated = of_assumed_layers(allocated, ledger.lasting(), recipe.model.spread)
+        allocated = of_assumed_layers(allocated, lasting, recipe.model.spread)
     outside = _sum(Band(*map(max, ledger.bounds("device"))), others)
     held = _sum(allocated, _beside(ledger, totals))
     hardware, layers = recipe.hardware, recipe.checkpointing.layers
     reserved = held
     if not recipe.method.generates:  # an engine fills what it was given, whatever its segments are
-        slack = slack_of(recipe, ledger.lasting()) if search else None
-        reserved = reserved_band(held, ledger.lasting(), hardware.expandable_segments, layers, slack)
+        slack = slack_of(recipe, lasting) if search else None
+        reserved = reserved_band(held, lasting, hardware.expandable_segments, layers, slack)
     device = _with_managed(_sum(reserved, outside), ledger, recipe)
     return Totals(tuple(totals), allocated, reserved, device, reserved, outside, others=others)
 

@@ -188,6 +188,27 @@ def test_the_critic_waits_on_the_host_while_the_policy_trains() -> None:
     assert needed == max(each.device_bytes for each in found.rollout), "what waits on the host need not fit"
 
 
+@pytest.mark.parametrize("method", ["grpo", "ppo"])
+@pytest.mark.parametrize("away", [["optimizer"], ["parameters", "optimizer"]])
+@pytest.mark.parametrize(
+    "keys", [VERL, VERL | {"num_gpus": 1, "model": "qwen2.5-0.5b"}, {"trainer": "verl-megatron", "tensor_parallel": 2}]
+)
+def test_torch_s_meters_see_what_is_on_the_card_in_a_pass(keys: dict[str, Any], away: list[str], method: str) -> None:
+    """``max_memory_allocated`` is that of the fullest pass, without the model that waits on the host meanwhile."""
+    found = report(**keys | {"method": method, "trainer_offload": away})
+    passes = [
+        each for each in found.rollout if not each.first and each.name.startswith(("old", "critic", "policy", "step"))
+    ]
+    card = found.per_gpu
+    assert card.allocated_bytes == max(each.processes[0].allocated_bytes for each in passes)
+    assert card.allocated_bytes == sum(card.by_category.values())
+    assert card.phases.get("first-step", 0) <= card.allocated_bytes <= card.reserved_bytes.expected
+    assert card.reserved_bytes.expected < card.device_bytes.expected
+    recipe = resolve(read_job(found.job))
+    sums, rows = totals_of_rank(recipe), ledger_of(recipe)
+    assert sums.bounds() == rows.bounds()
+
+
 # -- weights on their way ---------------------------------------------------------------------------------------------
 
 

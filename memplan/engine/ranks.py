@@ -4,6 +4,7 @@ ledger of one of them: a critic's training beside the policy's, the step, and th
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from memplan.engine.at_hand import at_hand, at_hand_totals
 from memplan.engine.build import build_ledger
 from memplan.engine.critic_engine import critic_and_policy, critic_and_policy_totals, has_critic_engine
 from memplan.engine.ledger import Ledger
@@ -101,9 +102,9 @@ def ledger_of(recipe: Recipe) -> Ledger:
     if recipe.method.generates:
         return _engine(recipe)
     if has_critic_engine(recipe):
-        return critic_and_policy(recipe)
+        return at_hand(critic_and_policy(recipe), recipe)
     after = evaluation_of(recipe)
-    return Joined(build_ledger(recipe), build_ledger(after)) if after else build_ledger(recipe)
+    return at_hand(Joined(build_ledger(recipe), build_ledger(after)) if after else build_ledger(recipe), recipe)
 
 
 def totals_of_rank(recipe: Recipe) -> Totalled | Ledger:
@@ -111,9 +112,9 @@ def totals_of_rank(recipe: Recipe) -> Totalled | Ledger:
     if recipe.method.generates:
         return _engine(recipe)
     if has_critic_engine(recipe):
-        return critic_and_policy_totals(recipe)
+        return at_hand_totals(critic_and_policy_totals(recipe), recipe)
     after = evaluation_of(recipe)
-    return JoinedTotals(totalled(recipe), totalled(after)) if after else totalled(recipe)
+    return at_hand_totals(JoinedTotals(totalled(recipe), totalled(after)) if after else totalled(recipe), recipe)
 
 
 def _engine(recipe: Recipe) -> Ledger:

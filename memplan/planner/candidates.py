@@ -249,10 +249,11 @@ class Floors:
     """Whether model states alone are too large for the card: whatever the passes hold, it cannot fit."""
 
     def __call__(self, recipe: Recipe) -> bool:
-        """States depend on the layout, and not on the batch or the other axes (tests/test_plan_order.py)."""
+        """States depend on the layout, and not on the batch or the other axes (tests/test_plan_order.py). A critic's
+        may wait on the host while the policy trains."""
         assert recipe.hardware.gpu is not None
         usable = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
-        return stepping(recipe, usable) > usable
+        return stepping(recipe._replace(others=recipe.others._replace(critic=None)), usable) > usable
 
 
 def accumulation_class(recipe: Recipe) -> int:

@@ -194,8 +194,11 @@ class Pricing:
         return first_stage(recipe) if several else 0
 
     def misses_by(self, candidate: Candidate, quickly: bool = True) -> int:
-        """The same of a candidate; where an engine stands beside it, what its update alone misses by, known once."""
+        """The same of a candidate; where an engine stands beside it, what its update alone misses by, known once; 0
+        where one of its models waits on the host while the other trains."""
         recipe, name = candidate.recipe, candidate.training
+        if recipe.others.critic is not None and recipe.generator is not None and any(recipe.generator.away[:3]):
+            return 0
         if name is None:
             return self.short_at_least(recipe, quickly)
         if name not in self.alone:

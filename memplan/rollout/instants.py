@@ -6,22 +6,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import SEGMENT_BYTES, Band
+from memplan.engine.at_hand import PASSES, away_in, gone_in, pass_of
 from memplan.engine.critic_engine import parted
 from memplan.engine.generation.figures import Figures
 from memplan.engine.held_states import Held, away_in_sync, held_states
 from memplan.engine.ledger import Ledger
 from memplan.engine.phases.registry import between_steps
-from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.engine.sums import Totalled
 from memplan.engine.totals import totalled
 from memplan.meters import Totals
 from memplan.spec.generation import Away, Generator
 from memplan.spec.recipe import Recipe
 from memplan.units import round_up
-
-STAYS = Away()
-OF_POLICY = ("old", "reference", "policy", "step", EVALUATION)
-"""Passes that the policy's weights are on the card for, or its host's copy of the reference."""
 
 
 class Holding(NamedTuple):
@@ -49,16 +45,16 @@ class Holding(NamedTuple):
         return 0 if self.away.whole else self._of(self.in_sync, self.away, False)
 
     def gone_in(self, name: str, first: bool) -> int:
-        """What of all that lasts is not on the card in a pass: the other model, of the one that scores the optimizer's
-        states, and before the first step what that brings. The policy's step comes after the critic's."""
-        scores = self.away._replace(parameters=False)
-        policy = scores if name in ("old", "reference") else STAYS if name in OF_POLICY else self.away
-        critic = scores if name == "value" else STAYS if name == "critic" else self.away
-        late = 0
-        if first and name != "step":
-            late = self.states.policy.not_yet(policy)
-            late += self.states.critic.not_yet(critic) if name != "policy" else 0
-        return self.states.policy.gone(policy) + self.states.critic.gone(critic) + late
+        """What of all that lasts is not on the card in a pass."""
+        return gone_in(name, self.states, self.away) + (self.late_in(name) if first else 0)
+
+    def late_in(self, name: str) -> int:
+        """Of what is there, what the first step brings. The policy's step comes after the critic's."""
+        if name == "step":
+            return 0
+        policy, critic = away_in(name, self.away)
+        late = self.states.policy.not_yet(policy)
+        return late + (self.states.critic.not_yet(critic) if name != "policy" else 0)
 
     @property
     def on_host(self) -> int:
@@ -77,11 +73,8 @@ NONE = Band(0, 0, 0)
 START_SCORER = "start.reward"
 START, GENERATE, SLEEP, REWARD, VALUE = "start.engine", "rollout.generate", "rollout.sleep", "reward", "value"
 WEIGHTS, TRANSFER, CACHE = "sync.resume-weights", "sync.transfer", "sync.resume-kv"
-STEP = "step.optimizer"
 SCORING = {"old": "old-logprob", "reference": "reference"}
 """Passes of the ledger that have a name of their own here."""
-ORDER = ("old", "reference", "value", "critic", "policy", "step", EVALUATION)
-"""Of the passes; those of a pair and the teacher's are the policy's."""
 HOLES = 20
 """What is still reserved once the cache is given back, beyond what is allocated: a twentieth at most."""
 
@@ -250,17 +243,16 @@ def _passes(scene: Scene, first: bool) -> Iterator[At]:
     found = _fullest(scene)
     if scene.recipe.others.critic is not None and not scene.recipe.in_megatron:
         found["value"] = VALUE, _values(scene)
-    for name in sorted(found, key=ORDER.index):
+    for name in sorted(found, key=PASSES.index):
         of, most = found[name]
-        yield _of_pass(scene, SCORING.get(name, of), of, most - scene.held.gone_in(name, first), first)
+        yield _of_pass(scene, SCORING.get(name, of), of, most - (scene.held.late_in(name) if first else 0), first)
 
 
 def _fullest(scene: Scene) -> dict[str, tuple[str, int]]:
     """By pass, the instant with the most, and that; the optimizer's step by itself."""
     found: dict[str, tuple[str, int]] = {}
     for of, total in zip(scene.ledger.schedule, scene.meters.totals, strict=True):
-        name = "step" if of == STEP else of.partition(".")[0]
-        name = EVALUATION if of.startswith(EVALUATION) else name if name in ORDER else "policy"
+        name = pass_of(of)
         if name not in found or total > found[name][1]:
             found[name] = of, total
     return found
@@ -270,7 +262,7 @@ def _values(scene: Scene) -> int:
     """The critic scores the rollout, without a graph."""
     critic, _ = parted(scene.recipe)
     alone = totalled(critic._replace(evaluating=True, generator=None))
-    return scene.held.lasting + max(alone.totals()) - alone.lasting()
+    return scene.held.lasting + max(alone.totals()) - alone.lasting() - scene.held.gone_in("value", False)
 
 
 def _of_pass(scene: Scene, name: str, of: str, allocated: int, first: bool) -> At:

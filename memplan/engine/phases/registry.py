@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
+from memplan.engine.at_hand import AtHand, AtHandTotals
 from memplan.engine.build import Parts
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic_engine import has_critic_engine
@@ -131,6 +132,7 @@ def _beside(own: PhaseSums, lasting: int, on_host: int) -> PhaseSums:
 
 def between_steps(step: Ledger | Totalled, recipe: Recipe) -> int:
     """Bytes on the card from one step to the next: all that lasts but gradients that are accumulated."""
+    step = step.whole if isinstance(step, AtHand | AtHandTotals) else step
     if recipe.in_megatron or has_critic_engine(recipe):
         return step.lasting()
     if isinstance(step, Ledger):
@@ -140,7 +142,8 @@ def between_steps(step: Ledger | Totalled, recipe: Recipe) -> int:
 
 def _kept(step: Ledger) -> Iterator[Row]:
     """The rows of the step that last from one to the next."""
-    alone = step.step if isinstance(step, Joined) else step
+    whole = step.whole if isinstance(step, AtHand) else step
+    alone = whole.step if isinstance(whole, Joined) else whole
     end = len(alone.schedule) - 1
     for row in alone.rows:
         if not row.born and row.dies == end and row.meter != "device" and not row.name.startswith(ACCUMULATED):
