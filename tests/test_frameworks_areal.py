@@ -57,6 +57,7 @@ def test_an_actor_beside_rollouts_on_other_gpus(tmp_path: Path) -> None:
         ('"fsdp:d4p1t1"', '"fsdp:d2t2"', "tensor_parallel", 2),
         ("dtype: bfloat16", "dtype: bfloat16\n  use_lora: true\n  target_modules: [all-linear]", "lora", {"r": 32}),
         ('  backend: "fsdp:d4p1t1"\n', "", "num_gpus", 2),
+        ('"fsdp:d4p1t1"', '"megatron:d2t2"', "trainer", "areal-megatron"),
     ],
 )
 def test_one_key(tmp_path: Path, old: str, new: str, key: str, value: Any) -> None:
@@ -69,7 +70,7 @@ def test_one_key(tmp_path: Path, old: str, new: str, key: str, value: Any) -> No
 @pytest.mark.parametrize(
     ("old", "new", "key", "decides"),
     [
-        ('"fsdp:d4p1t1"', '"megatron:(attn:d2t2|ffn:d1e4)"', "actor.backend", "loss"),
+        ('"fsdp:d4p1t1"', '"archon:d4"', "actor.backend", "loss"),
         ('"fsdp:d4p1t1"', '"fsdp"', "num_gpus", "processes"),
         ("type: adam", "type: mine", "actor.optimizer.type", "optimizer"),
         ("kl_ctl: 0.0", "kl_ctl: 0.0\n  enable_tree_training: true", "actor.enable_tree_training", "batch"),
@@ -100,10 +101,21 @@ def test_experts_have_degrees_of_their_own(tmp_path: Path) -> None:
     assert (job.num_gpus, job.tensor_parallel, job.expert_parallel, job.expert_tensor_parallel) == (4, 2, 4, 1)
 
 
+def test_megatron_bridge_makes_layers_again_whatever_is_said(tmp_path: Path) -> None:
+    text = GRPO.replace('"fsdp:d4p1t1"', '"megatron:d2t2"').replace("checkpointing: true", "checkpointing: false")
+    assert read(tmp_path, text).job.gradient_checkpointing == "none"
+    bridge = read(tmp_path, text.replace("  dtype:", "  megatron: {bridge_type: megatron-bridge}\n  dtype:", 1))
+    assert (bridge.job.gradient_checkpointing, bridge.job.precision) == ("full", "bf16-master")
+    assert not decided(bridge)
+    assert resolve(bridge)
+
+
 def test_until_1_0_the_engine_stood_by_itself_and_a_model_alone_was_trained(tmp_path: Path) -> None:
     older = GRPO.replace('"fsdp:d4p1t1"', "fsdp") + "allocation_mode: sglang:d4p1t1+d2t2\n"
     job = read(tmp_path, older).job
     assert (job.trainer, job.num_gpus, job.tensor_parallel) == ("areal", 4, 2)
+    twice = read(tmp_path, older.replace("sglang:d4p1t1+d2t2", "sglang.d4+fsdp.d2")).job
+    assert (twice.num_gpus, twice.sharding) == (2, "fsdp2")
     found = read(
         tmp_path, older.replace("actor:", "model:").replace("type: rl", "type: sft").replace("actor.", "model.")
     )

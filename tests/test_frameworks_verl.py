@@ -520,6 +520,8 @@ def test_a_reward_model_that_waits_on_the_host_scores_as_the_policy_does(
     found = read(tmp_path, f"{RL} {more}")
     assert [each.above for each in found.unread if each.key == "reward_model.enable"] == above
     assert found.job.logprob_token_budget == scored
+    if above == [True]:  # beside the option's model too
+        assert read(tmp_path, f"{RL} {more}", model="Qwen/Qwen2.5-0.5B").job.logprob_token_budget == scored
 
 
 @pytest.mark.parametrize(("mini", "rows", "above"), [(64, 16, [True]), (8, 2, [])])

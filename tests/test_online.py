@@ -56,7 +56,7 @@ def passes(found: Recipe) -> list[str]:
 # -- who runs what ----------------------------------------------------------------------------------------------------
 
 ERAS = [(name, era.since) for name, eras in TRAINERS.items() for era in eras]
-RL_ON_MEGATRON = {"nemo-rl-megatron", "verl-megatron"}
+RL_ON_MEGATRON = {"areal-megatron", "nemo-rl-megatron", "verl-megatron"}
 IN_TURN = ("slime", "nemo-rl", "nemo-rl-megatron")
 """A critic in a process of its own, which rests while the policy trains."""
 RUNS = {
@@ -66,6 +66,7 @@ RUNS = {
         "verl",
         "verl-megatron",
         "areal",
+        "areal-megatron",
         *IN_TURN,
         *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7")),
     }

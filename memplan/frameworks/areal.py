@@ -1,4 +1,4 @@
-"""AReaL's YAML: an actor under FSDP2 (pure bf16) beside rollouts on GPUs of their own.
+"""AReaL's YAML: an actor under FSDP2 (pure bf16) or Megatron beside rollouts on GPUs of their own.
 
 Where each runs, ``actor.backend: fsdp:d4t2`` says, or the older ``allocation_mode: sglang:d4+fsdp:d4``. A micro-batch
 is a number of tokens. Source: inclusionAI/AReaL 1.0.4 areal/api/cli_args.py, engine/fsdp_engine.py, trainer/."""
@@ -10,14 +10,14 @@ from typing import Any
 from memplan.errors import NoTraining
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.critics import as_the_policy, read_name
-from memplan.frameworks.documents import Document, Settings, words
+from memplan.frameworks.documents import Document, Settings
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import SGLANG, VLLM, put, put_engine, read_fields, warn_engine
 from memplan.frameworks.megatron.keys import FUSED_LINEARS
 from memplan.frameworks.nemo_rl.source import referred
 from memplan.frameworks.own_words.names import OTHERS, bound_images
 from memplan.frameworks.verl.source import flat
-from memplan.tables.texts import settings_in
+from memplan.tables.texts import settings_in, words_by_part
 from memplan.units import ceil_div
 
 ACTOR, TOKENS = "actor.", "actor.mb_spec.max_tokens_per_mb"
@@ -30,39 +30,21 @@ DEFAULTS: dict[str, Any] = settings_in(
 )
 _BACKEND = re.compile(r"(?:(?P<engine>[a-z]+)[:.])?(?P<degrees>(?:[dtpce]\d+)+)")
 _EXPERTS = re.compile(r"\(attn:([^|()]*)\|ffn:([^|()]*)\)")
-"""Degrees of attention and of experts."""
 DEGREES = {"t": "tensor_parallel", "p": "pipeline_parallel", "c": "context_parallel", "e": "expert_parallel"}
 DEFAULT_OF: dict[str, dict[str, Any]] = {
     "vllm": {"gpu_memory_utilization": 0.9, "max_model_len": 32768, "max_num_seqs": 256, "dtype": "bf16"},
     "sglang": {"mem_fraction_static": 0.9, "max_model_len": 32768, "dtype": "bf16"},
 }
 """Of vLLMConfig and SGLangConfig."""
-BEARING = {
-    "actor.fsdp.per_layer_optim_step": "optimizer",
-    "actor.enable_tree_training": "batch",
-    "actor.use_kernels": "attention",
-    "actor.megatron.fp8_config": "precision",
-}
+BEARING: dict[str, str] = settings_in(
+    """actor.fsdp.per_layer_optim_step=optimizer actor.enable_tree_training=batch actor.use_kernels=attention
+    actor.megatron.fp8_config=precision"""
+)
 """What bears where it is on, and what it decides."""
-HARMLESS = words(
-    """experiment_name trial_name temperature init_from_scratch disable_dropout scheduling_spec scheduling_strategy
-    use_decoupled_loss reward_scaling reward_bias reward_norm adv_norm recompute_logprob eps_clip eps_clip_higher
-    max_new_tokens weight_update_mode rejection_sampling behave_imp_weight_cap behav_imp_weight_cap is_critic
-    kl_estimator gae_lambda discount reward_clip beta prox_logp_method log_agent_stats log_agent_stats_keys
-    overlong_reward_penalty overlong_tokens overlong_penalty_factor importance_sampling_level use_sapo_loss
-    sapo_tau_pos sapo_tau_neg megatron archon fsdp mb_spec optimizer c_clip m2_threshold lora_alpha peft_type
-    group_size dynamic_sampling admin_api_key log_level request_timeout setup_timeout _version loss_type offload
-    pad_to_maximum"""
-)
-"""Of ``actor``: names, and beginnings of nested ones."""
-GROUPS = words(
-    """experiment_name trial_name seed total_train_epochs total_train_steps total_train_n_seqs tokenizer_path
-    async_training cluster allocation_mode rollout gconfig eval_gconfig actor critic ref teacher model sglang vllm
-    train_dataset valid_dataset saver recover evaluator stats_logger launcher checkpointer weight_update_mode
-    enable_offload perf_tracer memory_profiler scheduler workflow eval_workflow dynamic_bs beta loss_type rl_loss_weight
-    distill_loss_weight max_tokens_per_trajectory"""
-)
-"""What a config has at its top."""
+HARMLESS, GROUPS = (words_by_part(__file__)[name] for name in ("harmless", "groups"))
+"""Of ``actor``: names, and beginnings of nested ones; what a config has at its top."""
+CHUNKS = "virtual_pipeline_parallel_size"
+RECOMPUTED = ("recompute_modules", "recompute_method", "recompute_num_layers")
 ROLLS = re.compile(r"rollout\.|allocation_mode$|actor\.(?:eps_clip|group_size|ppo_n_minibatches)$")
 """What only training by rollouts has."""
 SEVERAL = re.compile(r"(?:n|num)_(?:agents|policies|actors)")
@@ -112,8 +94,8 @@ def _where(keys: Keys) -> None:
     said = keys.text(key) or ""
     if not re.search(r"\d", said) and keys.has("allocation_mode"):  # ``backend: fsdp`` until 1.0
         engine, key = said, "allocation_mode"
-        parts = re.split(r"([+|])", keys.text(key) or "")
-        said = "".join([*parts[:-1], f"{engine}:{parts[-1]}" if engine and ":" not in parts[-1] else parts[-1]])
+        *others, last = re.split(r"([+|])", keys.text(key) or "")
+        said = "".join([*others, f"{engine}:{last}" if engine and not re.match(r"[a-z]+[:.]", last) else last])
     keys.skip("allocation_mode", f"{ACTOR}backend")
     inner = _EXPERTS.search(said)
     said = _EXPERTS.sub(r"\1", said)
@@ -137,8 +119,9 @@ def _where(keys: Keys) -> None:
     draft.facts["ranks"], engine = sizes.get("d", 1), (match["engine"] if match else "") or "fsdp"
     if engine in DEFAULT_OF and "+" not in said:
         raise NoTraining(f"{keys.settings.where(key)}: {said[:40]} generates, and trains nothing", "name a training's")
-    draft.put("trainer", "areal" if engine != "megatron" else "slime", Origin(FILE, f"{keys.settings.path}: AReaL's"))
-    if engine not in ("fsdp", "areal"):
+    known = {"megatron": "areal-megatron", "fsdp": "areal"}
+    draft.put("trainer", known.get(engine, "areal"), Origin(FILE, f"{keys.settings.path}: AReaL's"))
+    if engine not in known:
         draft.warn(key, keys.settings.where(key), f"AReaL's {engine} engine is counted as another's", "loss")
     bound_images(keys, f"{ACTOR}path", engine == "megatron")
     keys.put("sharding", "distributed-optimizer" if engine == "megatron" else "fsdp2" if gpus > 1 else "none")
@@ -212,10 +195,13 @@ def _engine(keys: Keys) -> None:
     precision = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(word)
     if precision is None:
         raise keys.settings.error(f"{ACTOR}dtype", f"{word[:20]!r} is not known", "bfloat16, float16 or float32")
+    on = bool(keys.flag(f"{ACTOR}gradient_checkpointing"))
     if keys.draft.values["trainer"] == "areal":
         keys.put("precision", precision, f"{ACTOR}dtype")
-    on = keys.flag(f"{ACTOR}gradient_checkpointing")
-    keys.put("gradient_checkpointing", "full" if on else "none", f"{ACTOR}gradient_checkpointing")
+        keys.put("gradient_checkpointing", "full" if on else "none", f"{ACTOR}gradient_checkpointing")
+    else:
+        keys.put("precision", precision if precision == "fp32" else f"{precision}-master", f"{ACTOR}dtype")
+        _megatron(keys, on)
     form = (keys.text(f"{ACTOR}attn_impl") or "").lower()
     keys.put("attention", "flash" if "flash" in form else "eager" if form == "eager" else "sdpa", f"{ACTOR}attn_impl")
     if keys.draft.values["sharding"] == "fsdp2":
@@ -237,6 +223,30 @@ def _engine(keys: Keys) -> None:
         targets = "all-linear" if every else [name for part in own for name in FUSED_LINEARS.get(part, (part,))]
         lora = {"r": keys.whole(f"{ACTOR}lora_rank"), "targets": targets, "dtype": precision}
         keys.put("lora", lora, f"{ACTOR}use_lora")
+
+
+def _megatron(keys: Keys, on: bool) -> None:
+    """What Megatron makes again, which megatron-bridge's models do whatever ``gradient_checkpointing`` says
+    (models/mcore/registry.py: make_mcore_model), its optimizer and its gradients."""
+    at = f"{ACTOR}megatron."
+    on = on or keys.text(f"{at}bridge_type") == "megatron-bridge"
+    how = str(keys.settings.values.get(f"{at}recompute_granularity", "full") or "none")
+    keys.put("gradient_checkpointing", how if on else "none", f"{ACTOR}gradient_checkpointing")
+    for name in RECOMPUTED if on else ():
+        if keys.has(f"{at}{name}"):
+            put_inner(keys, "megatron", name, keys.get(f"{at}{name}"), f"{at}{name}")
+    low = keys.text(f"{ACTOR}optimizer.type") == "adam_bf16"
+    if low or keys.flag(f"{at}use_precision_aware_optimizer"):
+        put_inner(keys, "megatron", "use_precision_aware_optimizer", True, f"{at}use_precision_aware_optimizer")
+        for name in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+            put_inner(keys, "megatron", name, "bf16" if low else keys.text(f"{at}{name}") or "fp32", f"{at}{name}")
+    if keys.flag(f"{at}ddp.grad_reduce_in_fp32") is False:
+        keys.put("grad_dtype", "bf16", f"{at}ddp.grad_reduce_in_fp32")
+    if keys.flag(f"{at}ddp.use_distributed_optimizer") is False:
+        keys.draft.values["sharding"] = "ddp"
+    if (keys.whole(f"{at}{CHUNKS}") or 1) > 1:
+        keys.put("virtual_pipeline", keys.whole(f"{at}{CHUNKS}"), f"{at}{CHUNKS}")
+    keys.skip(f"{ACTOR}grad_reduce_dtype")  # FSDP2's
 
 
 def _reference(keys: Keys, method: str) -> None:

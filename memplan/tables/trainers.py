@@ -21,8 +21,8 @@ for _row in rows_in(__file__, Trainer, switches=SWITCHES, switches_over_several=
 SHOWN_HEADS = by_word(
     {
         "selective": "selective-kernel flash-cross-entropy flash-cross-entropy-in-place",
-        "log-softmax": """stacked-log-softmax one-hot exponentiated sliced-log-softmax megatron-fused
-            megatron-log-probs shared-softmax jensen-shannon kl-divergence""",
+        "log-softmax": """stacked-log-softmax one-hot exponentiated sliced-log-softmax unpadded-slices
+            megatron-fused megatron-log-probs shared-softmax jensen-shannon kl-divergence""",
         "cross-entropy": """shifted-cross-entropy repeated-cross-entropy foak-cross-entropy compiled-cross-entropy
             megatron-cross-entropy chunked-cross-entropy unsloth-cross-entropy""",
         "chunked": """chunked-lm-head linear-chunks compiled-linear-chunks compiled-output-chunks output-chunks

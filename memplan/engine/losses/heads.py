@@ -160,6 +160,7 @@ LOGITS_PROGRAMS: Programs[Program] = Programs(
         "flash-cross-entropy-in-place": "memplan.engine.losses.log_prob_kernels:saving_logits_in_place",
         "exponentiated": "memplan.engine.losses.log_prob_kernels:exponentiated",
         "sliced-log-softmax": "memplan.engine.losses.log_prob_kernels:saving_sliced_logits",
+        "unpadded-slices": "memplan.engine.losses.log_prob_kernels:unpadded_slices",
         "one-hot": "memplan.engine.losses.log_prob_kernels:one_hot",
         "compiled-cross-entropy": "memplan.engine.losses.log_prob_kernels:saving_logits",
         "megatron-cross-entropy": "memplan.engine.losses.log_prob_kernels:megatron_cross_entropy",

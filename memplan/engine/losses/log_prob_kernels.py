@@ -64,6 +64,24 @@ def saving_sliced_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
     )
 
 
+def unpadded_slices(p: Pass, logits: Tensor, rows: int) -> Tensor:
+    """AReaL's Megatron engine: ``unpad_logits`` writes fp32 logits into new ones, a sequence at a time; of their slices
+    stays as much, a softmax under tensor parallelism. Each write's backward clones the whole gradient and its own
+    part, and the part's gradient becomes one of the whole: two sequences, the most there may be of it, are counted
+    (areal/utils/data.py; torch autograd/functions: CopySlices)."""
+    dim, itemsize = logits.dim, logits.itemsize
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        before = t.gradient((dim, itemsize), "gradient of the sequence before")
+        clone = t.gradient((dim, itemsize), "gradient, cloned")
+        part = t.gradient((Dim("T·V/2", dim.elements // 2), itemsize), "gradient of a sequence, cloned")
+        del clone, part
+        return (before,)
+
+    unpadded = p.tape.new(dim, itemsize, "logits without padding", p.tape.node((logits,), (), backward))
+    return saving_sliced_logits(p, unpadded, rows)
+
+
 def exponentiated(p: Pass, logits: Tensor, rows: int) -> Tensor:
     """NeMo RL's ``DistributedLogprob``: the log-softmax and its exp, which is kept; backward negates it
     (nemo_rl/distributed/model_utils.py)."""

@@ -67,7 +67,7 @@ def _on_the_host(keys: Keys, at: str) -> bool:
     if at != PLACES[0] or not old or megatron or stays:
         return False
     try:
-        own, policy = (load_model(name) for name in (keys.text(f"{at}model.path") or "", keys.draft.values["model"]))
+        own, policy = (load_model(name) for name in (keys.text(f"{at}model.path") or "", keys.draft.said["model"]))
     except MemplanError:
         return False
     return own.params.total <= policy.params.total
