@@ -59,6 +59,8 @@ def job(folder: Path, text: str, name: str = "train.sh", **options: Any) -> dict
         ("uv run " + GRPO + " --num_learners_per_node 8 4 --deepspeed_stage 3",
          {"method": "grpo", "num_gpus": 12, "sequence_length": 1024, "gradient_checkpointing": "full",
           "reference": "resident", "fits": "yes"}),
+        ("python open_instruct/grpo_vllm_thread_ray_gtrl.py --model_name_or_path smollm2-135m --response_length 256 "
+         "--max_prompt_token_length 256 --local_rollout_forward_batch_size 4", {"logprob_token_budget": 2048}),
         ("python " + GRPO + " --load_ref_policy False --beta 0.0", {"reference": "none", "num_gpus": 1,
                                                                     "sharding": "zero0"}),
     ],

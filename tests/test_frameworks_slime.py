@@ -283,3 +283,12 @@ def test_a_length_of_ones_own_is_a_micro_batch(tmp_path: Path) -> None:
 )
 def test_names_that_slime_does_not_have_are_not_harmless(tmp_path: Path, words: str, decides: dict[str, str]) -> None:
     assert decided(read(tmp_path, APART.replace("train.py", f"train.py {words}"))) == decides
+
+
+def test_a_model_that_sees_is_its_checkpoint_with_a_tower_whatever_the_arguments_say(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    found = read(tmp_path, APART.replace("Qwen3-4B", "Qwen2.5-VL-3B-Instruct"))
+    assert (found.job.model, found.job.images is not None) == ("Qwen/Qwen2.5-VL-3B-Instruct", True)
+    assert all(each.above for each in found.unread)
+    assert resolve(found)

@@ -44,10 +44,13 @@ def _room(draft: Draft) -> int:
     return length - completion if said.get("method") in ONLINE and 0 < completion < length else length
 
 
-def fill_packed(where: str, key: str, draft: Draft) -> None:
+def fill_packed(where: str, key: str, megatron: bool, draft: Draft) -> None:
     """``fill_with_images`` where nothing said it by now; of a packed row whole sequences are counted: no less."""
     model = draft.now("model")
     if reads_text_alone(model):
+        return
+    if megatron and draft.now("lora"):
+        draft.warn(key, where, "if it is trained on images, these are not counted", "lengths")
         return
     if "images" not in draft.values:
         fill_with_images(draft, where, key)

@@ -27,7 +27,8 @@ def read_grpo(keys: Keys, program: str) -> None:
     _zero(keys, gpus)
     forward, batch = keys.whole("local_rollout_forward_batch_size") or 1, keys.whole("per_device_train_batch_size") or 1
     if forward > batch and program != "grpo_fast":
-        keys.warn("local_rollout_forward_batch_size", "scoring so many at once is not counted", decides="batch")
+        tokens = forward * int(keys.draft.now("sequence_length") or 0)
+        keys.put("logprob_token_budget", tokens, "local_rollout_forward_batch_size")
     keys.skip("local_rollout_forward_batch_size")
     keys.warn("reward_model_path", "the reward model beside the learner is not counted", decides="model")
     _engines(keys)

@@ -53,16 +53,14 @@ _FOR_IMAGES = re.compile(r"freeze_vision_tower|limit_images|max_images|mm_proces
 
 def bound_images(keys: Keys, key: str, megatron: bool = False, said: bool = False) -> None:
     """A model that sees images, in a framework whose files do not say how many: as many as a sequence, or its prompt,
-    holds. On Megatron they are not counted. ``said``: whether the file names images of its data."""
+    holds. Beside adapters on Megatron they are not counted. ``said``: whether the file names images of its data."""
     keys.draft.facts["sees"] = said or any(
         keys.is_on(each) for each in keys.settings.values if _FOR_IMAGES.search(each)
     )
     if not may_see_images(keys.draft.options.get("model") or keys.get(key), said):
         return
-    if megatron:
-        keys.warn(key, "if it is trained on images, these are not counted", "lengths")
-    else:
-        keys.draft.finishers[IMAGES] = partial(fill_packed, keys.settings.where(key), key)
+    keys.skip(key)
+    keys.draft.finishers[IMAGES] = partial(fill_packed, keys.settings.where(key), key, megatron)
 
 
 def module_names(pattern: str) -> tuple[str, ...]:

@@ -257,7 +257,7 @@ def _images(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> N
             "sequence_length", str(trainer.place), "no argument cuts the data, images among it: it is as long as it is"
         )
     if sees:
-        draft.finishers.setdefault(IMAGES, partial(fill_packed, str(thing.place), "images"))
+        draft.finishers.setdefault(IMAGES, partial(fill_packed, str(thing.place), "images", False))
 
 
 def _checkpointing(thing: Thing, trainer: Thing, gathered: Gathered, draft: Draft) -> None:

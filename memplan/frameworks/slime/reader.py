@@ -13,6 +13,7 @@ from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import Draft, Framework, Keys
 from memplan.frameworks.documents import Document, Settings, is_template, words
 from memplan.frameworks.generating import SGLANG, put, put_bucket, put_engine, read_fields, warn_felt
+from memplan.frameworks.image_bounds import IMAGES
 from memplan.frameworks.megatron import reader as megatron
 from memplan.frameworks.megatron.keys import DEFAULTS
 from memplan.frameworks.megatron.model import SHAPE
@@ -267,6 +268,8 @@ def _model(keys: Keys) -> None:
     """By its own arguments, else by the name of its checkpoint."""
     _mixed(keys)
     bound_images(keys, "hf_checkpoint", megatron=True)
+    if IMAGES in keys.draft.finishers and "model" not in keys.draft.given:  # the arguments are of its language model
+        keys.settings = replace(keys.settings, values={k: v for k, v in keys.settings.values.items() if k not in SHAPE})
     if "model" in keys.draft.given or keys.has("num_layers"):
         return
     if not keys.has("hf_checkpoint") or is_template(keys.get("hf_checkpoint")):
