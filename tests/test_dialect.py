@@ -198,7 +198,9 @@ def test_what_is_trained_of_a_model_that_sees(row: tuple[str, list[str]]) -> Non
 
 def test_a_tile_without_a_token_is_an_error() -> None:
     marks = "--vision_select_layer -1 --down_sample_ratio 0.5 --max_dynamic_patch 6 --max_seq_length 1024"
-    assert check(f"{SEES} {marks} --force_image_size 448").fits != "error"
+    many = check(f"{SEES} {marks} --force_image_size 448 --dynamic_image_size True").job["images"]
+    alone = check(f"{SEES} {marks} --force_image_size 448").job["images"]
+    assert (many["tokens"], alone["tokens"]) == (768, 256)  # as many as the sequence has room for, or one
     found = check(f"{SEES} {marks} --force_image_size -3")
     assert found.fits == "error"
     assert "force_image_size" in found.text

@@ -364,6 +364,8 @@ def test_a_process_that_is_told_how_many_there_are(
         ("--fp4-format e2m1 --fp4-recipe nvfp4", "fp4_format", "precision"),
         ("--normalization RMSNorm --transformer-impl local", "transformer_impl", "model"),
         ("--normalization LayerNorm --transformer-impl local", "transformer_impl", ""),
+        ("--task MNLI", "task", "model"),
+        ("--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec", "spec", "model"),
     ],
 )
 def test_what_megatron_computes_by_other_code(tmp_path: Path, more: str, key: str, decides: str) -> None:

@@ -173,7 +173,7 @@ def _check_looped(trainer: Trainer, mixes: bool, names: set[str]) -> None:
         plain = sorted(names & {"q_proj", "k_proj", "v_proj", "o_proj"})
         raise InvalidJob(
             f"lora.targets: {trainer.title} on transformers 4 adapts the linears of each expert, which is not modelled",
-            f"name targets: {','.join(plain)}, or give the trainer_version that has transformers 5",
+            f"add --lora-targets {','.join(plain)}, or the --trainer-version that has transformers 5",
         )
 
 

@@ -124,7 +124,7 @@ def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
     if job.lora is not None and job.megatron.fp8_format:
         return "LoRA and products in FP8"
     if not job.megatron.norm_fusion and not plain_norms(job, spec):
-        return "megatron.norm_fusion: false, but for RMS norms of the residual stream before products in half precision"
+        return "megatron.norm_fusion: false, but for RMS norms of stream and heads before products in half precision"
     if job.lora is not None and (why := adapters_refused(job.lora, trainer)):
         return why
     if job.quantization != "none":
@@ -175,8 +175,12 @@ def _not_a_layer(layer: Layer, mixed: bool) -> str:
 
 
 def plain_norms(job: Job, spec: ModelSpec) -> bool:
-    """Whether all norms are RMS norms of the residual stream, whose outputs nothing else quantises or joins."""
+    """Whether all norms are RMS norms of the residual stream or of attention's heads, whose outputs nothing else
+    quantises or joins."""
     layers = [run.layer for run in spec.runs]
-    inner = any(part.norms for layer in layers for part in layer.parts)
-    rms = all(norm.kind == "rms" for layer in layers for norm in layer.norms)
-    return rms and not inner and not job.megatron.fp8_format and not job.megatron.mtp_num_layers
+    inner = any(part.norms and not isinstance(part, Attention) for layer in layers for part in layer.parts)
+    norms = [
+        norm for layer in layers for norms in (layer.norms, *(part.norms for part in layer.parts)) for norm in norms
+    ]
+    plain = not inner and all(norm.kind == "rms" for norm in norms)
+    return plain and not job.megatron.fp8_format and not job.megatron.mtp_num_layers

@@ -40,15 +40,23 @@ def _gate(s: Shape, q: int) -> Step:
 
 
 def _head_norms(s: Shape, q: int, kv: int, heads: int) -> Step:
-    """Norms of q and k by head: their inputs, made contiguous, and statistics are kept."""
+    """Norms of q and k by head: their inputs, made contiguous, and statistics are kept. Norms of PyTorch's operations
+    hold fp32 tensors of q for a moment, as those of the residual stream do of it."""
+    moment = () if s.settings.norm_fusion else (te.NORM_FORWARD, te.NORM_BACKWARD)
+    wide = [Held("within q's norm, in fp32", "tensors·T·q·4", (count, s.tokens, q, te.FP32)) for count in moment]
     return Step(
         "head-norms",
         kept=(
-            te.of_tokens(s, "q and k before their norms", q + kv, "(q + kv)"),
+            *te.kept_of(s, te.of_tokens(s, "q and k before their norms", q + kv, "(q + kv)")),
             Held("statistics of q's and k's norms", "T·heads·4", (s.tokens, heads, te.FP32)),
         ),
-        backward=(te.stream(s, te.STREAM_GRADIENT), te.of_tokens(s, "gradients of q, k, v", 2 * (q + 2 * kv))),
-        source=te.NORM,
+        forward=tuple(wide[:1]),
+        backward=(
+            te.stream(s, te.STREAM_GRADIENT),
+            te.of_tokens(s, "gradients of q, k, v", 2 * (q + 2 * kv)),
+            *wide[1:],
+        ),
+        source=te.NORM if s.settings.norm_fusion else te.PLAIN_NORM,
     )
 
 

@@ -53,10 +53,15 @@ def statistics(s: Shape, name: str) -> Held:
 def read_by_norm(s: Shape, label: str) -> tuple[Held, ...]:
     """What a norm keeps of its input, beside its statistics: itself; norms of PyTorch's operations, an fp32 copy, and
     in half precision what their weight multiplies."""
+    return kept_of(s, stream(s, f"input of {label}"))
+
+
+def kept_of(s: Shape, read: Held) -> tuple[Held, ...]:
+    """What a norm keeps of this input."""
     if s.settings.norm_fusion:
-        return (stream(s, f"input of {label}"),)
-    wide = Held(f"input of {label}", "t·h·4", (s.local, s.hidden, FP32))
-    return wide, stream(s, f"input of {label} before its norm's weight")
+        return (read,)
+    wide = read._replace(template=f"{read.template.rpartition('·')[0]}·4", factors=(*read.factors[:-1], FP32))
+    return wide, read._replace(name=f"{read.name} before its norm's weight")
 
 
 def within_norm(s: Shape, count: int) -> tuple[Held, ...]:

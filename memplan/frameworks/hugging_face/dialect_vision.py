@@ -158,21 +158,21 @@ MOST_TILES = 64
 def _image(dialect: Dialect) -> tuple[dict[str, Any], str]:
     """The largest image of an example, and the key that bounds it."""
     keys, pixels, side = dialect.keys, dialect.one("pixels"), dialect.one("square")
-    tiles, thumbnail = dialect.one("tiles"), dialect.on("thumbnail")
+    tiles, thumbnail, dynamic = dialect.one("tiles"), dialect.on("thumbnail"), dialect.on("dynamic")
     many, packed = dialect.one("images"), dialect.one("packed")
     tower = next((name for name in TOWERS if keys.has(name)), "")
     if tower and not side and (seen := side_of(keys.text(tower) or "")):
         return {"per_example": 1, "width": seen, "height": seen}, tower
     room = room_of(keys.draft)
     if side and (packed or tiles):
-        size, count = keys.whole(side) or 448, keys.whole(tiles) or 1 if tiles else 1
+        size, count = keys.whole(side) or 448, keys.whole(tiles) or 1 if tiles and dynamic else 1
         if size < SIDE:
             raise keys.settings.error(side, f"no token fits into {size} pixels", "write the pixels of a tile's side")
         tokens = size**2 // SIDE**2
         if packed and many and keys.has(packed):
             return {"per_example": keys.whole(many), "tokens": tokens}, many
         count = max(1, min(count + bool(thumbnail and count > 1), room // tokens))
-        return {"per_example": 1, "tokens": tokens * count}, tiles
+        return {"per_example": 1, "tokens": tokens * count}, tiles if dynamic else side
     if pixels and (area := keys.whole(pixels)):
         return one_of_area(keys.draft, area), pixels
     return {}, ""

@@ -58,7 +58,7 @@ OTHER_NAMES = pairs_of(
 )
 DECIDES = by_word(
     {
-        "model": """spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern
+        "model": """task spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern
             is_hybrid_model vision_model_type img_h heterogeneous_layers_config_path""",
         "parallelism": "num_layer_list zero_stage deepspeed",
         "precision": "fp4_format",
@@ -66,6 +66,8 @@ DECIDES = by_word(
     }
 )
 """What of memory some of these decide, whose names do not say it."""
+USUAL_SPEC = re.compile(r"models\.spec\.(qwen3|qwen2_moe|deepseek|bailing)_spec\b")
+"""MindSpeed-LLM's specs of the layers that the other arguments say (tasks/models/spec: norms apart from products)."""
 NOT_MODELLED = {name: why for names, why in rows_of(_PARTS["not-modelled"]).items() for name in names.split()}
 """Arguments that bear on memory and are not understood, where they are on; others are taken as harmless when Megatron
 has them for data, rates, logging, checkpoints, initialisation or speed."""

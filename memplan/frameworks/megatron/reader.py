@@ -258,7 +258,8 @@ def _close(keys: Keys) -> None:
     """Arguments that bear and are on, and names that neither Megatron nor MindSpeed-LLM has; the rest do not bear."""
     for key, why in table.NOT_MODELLED.items():
         value = keys.get(key)
-        if value not in (None, False, "", "none"):
+        usual = key == "spec" and table.USUAL_SPEC.search(str(value))
+        if value not in (None, False, "", "none") and not usual:
             keys.warn(key, why, table.DECIDES.get(key))
     for key, value in keys.settings.values.items():
         if keys.took(key) or key in table.KNOWN or value in (None, False):

@@ -19,15 +19,20 @@ def _limit(keys: Keys) -> int:
     return max(1, int(found[1])) if found else 1
 
 
+OWN_TILES = re.compile(r"(?i)internvl|minicpm|llava|gemma|llama|phi|deepseek|idefics|pixtral|mistral")
+"""Models whose templates do not read MAX_PIXELS: their processors make tiles by other variables."""
+
+
 def read_images(keys: Keys, environment: Mapping[str, str], version: str) -> None:
     """One image of a sample, where something bounds it; more in a pack, and of what nothing bounds as many as the
     sequence holds. A tower that rests sees them too. Version 2 cut the text alone, before its images came into it
     (2.4 llm/utils/template.py: Qwen2VLTemplate._encode): they are asked for."""
-    said = str(keys.get("max_pixels") or environment.get("MAX_PIXELS", ""))
+    model = keys.draft.now("model")
+    said = str(keys.get("max_pixels") or "")
+    said = said or ("" if OWN_TILES.search(str(model)) else environment.get("MAX_PIXELS", ""))
     tokens = environment.get("IMAGE_MAX_TOKEN_NUM", "")
     keys.skip("max_pixels", "max_image_size")
     draft, name = keys.draft, next((key for key in ("model", "load", "ckpt_dir") if keys.has(key)), "")
-    model = draft.now("model")
     bounded = "max_pixels" if keys.has("max_pixels") else name
     if reads_text_alone(model) and "model" in draft.given and (said or tokens):
         keys.warn(bounded, "the model that is given sees no images", "model", SEES_TOKENS)

@@ -104,9 +104,10 @@ def _model(keys: Keys) -> None:
         keys.warn(f"{LLM}attn_implementation", "attention is counted as flash's", "attention")
     else:
         keys.assume("attention", "flash", "XTuner takes flash-attn where it is installed")
-        if OLDER.search(str(keys.draft.values.get("model")).lower()):
+        older = OLDER.search(str(keys.draft.values.get("model")).lower())
+        if older and "attention" not in keys.draft.given:
             where, why = keys.settings.where(at), "which kernel XTuner has this model take is not known"
-            keys.draft.warn(at, where, why, "attention", "add --attention")
+            keys.draft.warn(at, where, why, "attention", "add --attention, such as --attention flash")
     for name in (f"{LLM}rope_scaling", "model.max_position_embeddings"):
         keys.skip(name)
 
