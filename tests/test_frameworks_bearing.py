@@ -358,6 +358,17 @@ def test_a_process_that_is_told_how_many_there_are(
     assert not [each for each in found.unread if each.key in ("world_size", "rank")]
 
 
+@pytest.mark.parametrize(("module", "unread"), [("mine.qwen2.sft_qwen", []), ("mine.qwen2.dpo_qwen", ["program"])])
+def test_a_module_of_a_project_on_megatron(tmp_path: Path, module: str, unread: list[str]) -> None:
+    """Pai-Megatron-Patch's tokenizer too: 151,643 words and those that the script adds."""
+    file, text = FILES["megatron"]
+    text = changed(text, "pretrain_gpt.py", f"-m {module}")
+    more = "--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 293"
+    found = read(tmp_path, changed(text, "--vocab-size 32000", more), file)
+    assert found.job.model["vocab_size"] == 151936
+    assert [each.key for each in found.unread if each.decides] == unread
+
+
 @pytest.mark.parametrize(
     ("more", "key", "decides"),
     [

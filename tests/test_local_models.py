@@ -6,6 +6,7 @@ from memplan.api import estimate
 from memplan.arch import parse_config
 from memplan.errors import ModelNotFound
 from memplan.frameworks import local_models
+from memplan.frameworks.documents import is_template
 from memplan.frameworks.draft import Draft, NotKnown
 from memplan.frameworks.hugging_face.towers import internvl_of
 from memplan.frameworks.local_models import settle_model, within
@@ -42,6 +43,14 @@ def test_a_name_within_a_path(path: str, name: str) -> None:
 @pytest.mark.parametrize("path", NOBODYS)
 def test_a_path_that_is_nobodys(path: str) -> None:
     assert within(path) is None
+
+
+def test_a_folder_under_a_variable_has_its_name_where_it_tells_a_size() -> None:
+    for name in ("$1/Qwen2.5-7B-Instruct", "${MODELS}/Qwen/Qwen2.5-7B-Instruct"):
+        draft = Draft(values={"model": name})
+        settle_model(draft, {})
+        assert (is_template(name), draft.values["model"]) == (False, "Qwen/Qwen2.5-7B-Instruct")
+    assert all(map(is_template, ("$1", "$OUT/checkpoint-100", "$A/$B-7B", "$DIR/zero3.json", "$MODELS/7beta")))
 
 
 COUNTS = [

@@ -43,6 +43,10 @@ _TEMPLATE = re.compile(
     r"|seq|hostname|scontrol|grep|awk|sed|head|printf|bc)|^<[^<>|]+>$|^\.{3,}$"
 )
 """Variables and commands of a shell, OmegaConf's references, Jinja's, and what is to be filled in (``<stage>``)."""
+NAMED = re.compile(
+    r"\$(\w+|\{\w+\})/([\w.-]+/)*[\w.-]*(?<![a-z])(\d(\.\d+)?[bB]|clip-vit|siglip)(?![a-zA-Z\d])[\w.-]*/?"
+)
+"""A model's folder under a variable: ``$MODELS/Qwen2.5-7B-Instruct``, which has its name all the same."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ def words(text: str) -> frozenset[str]:
 
 def is_template(value: object) -> bool:
     """Whether a value stands for something that is not in the file: a variable, a template."""
-    return isinstance(value, str) and _TEMPLATE.search(value) is not None
+    return isinstance(value, str) and _TEMPLATE.search(value) is not None and not NAMED.fullmatch(value)
 
 
 def guessed_form(text: str) -> str:

@@ -21,7 +21,7 @@ from memplan.presets import every_model, find_by_hub_id, find_preset, hub_ids, l
 from memplan.spec.reading import Unread, unanswered
 
 _LOCAL = re.compile(
-    r"^(~|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:"
+    r"^(~|\$|\.{0,2}/|[A-Za-z]:\\)|^[^/]+/[^/]+/.|^s3:|^gs:|^hdfs:"
     r"|^(checkpoints?|ckpts?|outputs?|out|results?|(saved_|base_|hf_|local_)?models?|save[sd]?|runs?|experiments?"
     r"|weights|logs|data|adapters?|artifacts?)/"
 )

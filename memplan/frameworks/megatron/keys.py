@@ -86,6 +86,8 @@ _OTHER = re.compile(
     r"(?:^|_)(vlm|mllm|multimodal|mimo|vision|bert|t5|ict|retro|mamba|hybrid|biencoder|dit|diffusion|audio)(?:_|$)"
 )
 """In the name of a program whose model is none that the arguments of layers describe."""
+OWN_LOSS = re.compile(r"(?:^|[_./])(dpo|ipo|kto|orpo|simpo|cpo|rm|reward|ppo|grpo|rlhf|distill|kd)(?:_\w*)?(?:\.py)?$")
+"""In the name of a program that trains by another loss than pretraining's."""
 _IMAGES = ("vlm", "mllm", "multimodal", "mimo", "vision", "audio")
 
 

@@ -12,6 +12,8 @@ from memplan.frameworks.local_models import vocabulary_by_name
 from memplan.units import ceil_div, words_of
 
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "nulltokenizer": 32000}
+PATCHED = {"qwen2": 151643, "qwen2vl": 151643, "llama3": 128000, "llama": 32000, "deepseekv2": 100000}
+"""Pai-Megatron-Patch's patch_tokenizer_type, which extra_vocab_size adds to (megatron_patch/tokenizer/__init__.py)."""
 ASSUMED_VOCABULARY = 128256
 _SIZED = re.compile(r"(?i)(?:tok[a-z]*|vocab|bpe|spm)[_-](\d{5,6})(?!\d)")
 _LLAMA_2 = re.compile(r"(?i)llama-?_?2|llama(?!-?_?[34])|mi[sx]tral")
@@ -72,8 +74,10 @@ def config_of(keys: Keys) -> dict[str, Any]:
 def _vocabulary(keys: Keys) -> int:
     """Padded, or the tokenizer's; else assumed."""
     found = keys.whole("padded_vocab_size") or keys.whole("vocab_size")
-    if found:
-        return found
+    extra = keys.whole("extra_vocab_size")
+    patched = PATCHED.get(str(keys.get("patch_tokenizer_type") or "").lower().removesuffix("tokenizer"))
+    if found or (patched and extra is not None):
+        return found or (patched or 0) + (extra or 0)
     kind, file = str(keys.get("tokenizer_type") or "").lower(), keys.get("vocab_file")
     if not kind and file and keys.get("merge_file"):  # pretrain_gpt.py: args_defaults
         kind = "gpt2bpetokenizer"

@@ -73,7 +73,9 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
     for whole in document.commands:
         command = list(whole.words)
         named = [at for at, word in enumerate(command) if _PROGRAM.search(word.text)]
-        place = next(iter(named), next((at for at, word in enumerate(command) if word.text.endswith(".py")), -1))
+        files = [at for at, word in enumerate(command) if word.text.endswith(".py")]
+        modules = [at for at, word in enumerate(command) if at and command[at - 1].text == "-m"]
+        place = next(iter([*named, *files, *modules[::-1]]), -1)
         if place < 0 or not any(word.text == "--num-layers" for word in command):
             continue
         unset = [word.text for word in command[place + 1 :] if _UNSET.fullmatch(word.text)]
@@ -92,6 +94,8 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
         if why := table.other_model(command[place].text, "model" in draft.given):
             hint = "" if "model" in draft.given else MODEL
             draft.warn("program", settings.where("program"), why, "model", hint)
+        if table.OWN_LOSS.search(command[place].text) and "stage" not in values:
+            draft.warn("program", settings.where("program"), "its loss is counted as pretraining's", "method")
         read_arguments(Keys(draft, settings, row, table.DEFAULTS), launcher)
         return
     raise InvalidJob(f"{document.path}: no training with --num-layers in it", "name the script that starts one")
