@@ -18,7 +18,7 @@ OWN_FORMATS = {
     "fp8": "fp8",
     "fbgemm_fp8": "fp8-channels",
     "awq": "awq",
-    "gptq": "int4",  # Marlin's kernel, where nobody asks for another: neither zeros nor g_idx
+    "gptq": "gptq",
     "bitsandbytes": "nf4",
     "mxfp4": "mxfp4",
     "compressed-tensors fp8": "fp8-channels",
@@ -33,6 +33,10 @@ OWN_FORMATS = {
 """Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several."""
 
 
+def _symmetric(rows: int, columns: int, group: int) -> tuple[int, ...]:
+    return rows * columns // 2, rows * ceil_div(columns, group) * 2
+
+
 def _packed(name: str) -> Callable[[int, int, int], tuple[int, ...]]:
     scheme = QUANTIZATIONS[name]
     grouped = name.startswith(("awq", "gptq"))
@@ -44,7 +48,7 @@ def _packed(name: str) -> Callable[[int, int, int], tuple[int, ...]]:
 FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "mxfp4": lambda rows, columns, _: (rows * columns // 2, rows * ceil_div(columns, MXFP4_GROUP)),
     "nvfp4": lambda rows, columns, _: (rows * columns // 2, rows * ceil_div(columns, NVFP4_GROUP), 4),
-    "int4": lambda rows, columns, group: (rows * columns // 2, rows * ceil_div(columns, group) * 2),
+    "int4": _symmetric,
     "fp8": lambda rows, columns, _: (rows * columns, ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4),
     "fp8-apart": lambda rows, columns, _: (
         rows * (columns + (columns % APART == 0) * APART // 2),
@@ -57,13 +61,15 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "int8-channels": lambda rows, columns, _: (rows * columns, rows * 4),
     "awq": _packed("awq-4bit"),
     "machete": lambda rows, columns, group: (rows * columns // 2, *(rows * ceil_div(columns, group) * 2,) * 2),
-    "gptq": _packed("gptq-4bit"),
+    "gptq": _symmetric,
     "nf4": _packed("nf4"),
     "int8": _packed("int8"),
 }
 """Of a packed matrix of so many rows and columns, in groups: weights, then their scales and zeros. Marlin has symmetric
-groups (int4), NVFP4 an fp8 scale for 16 weights and one in fp32; Machete has AWQ's zeros in 16 bits. In fp8 a block, a
-row or all of a matrix has one in fp32 (vllm 0.20 compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py)."""
+groups (int4, and GPTQ's, whose zeros and order ExLlama's kernel keeps, which ``--quantization gptq`` asks for by name:
+3.88 GiB of a Mistral 7B where this says 3.86), NVFP4 an fp8 scale for 16 weights and one in fp32; Machete has AWQ's
+zeros in 16 bits. In fp8 a block, a row or all of a matrix has one in fp32 (vllm 0.20
+compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py)."""
 BY_MARLIN = {"fp8": "fp8-columns", "fp8-channels": "fp8-rows", "fp8-tensors": "fp8-rows"}
 """Where a card multiplies no fp8, Marlin does: with a block's scale in 16 bits for each of its columns, any other for
 each row (vllm 0.10 layers/quantization/utils/marlin_utils_fp8.py: prepare_fp8_layer_for_marlin)."""

@@ -19,6 +19,8 @@ class Padding(NamedTuple):
     inner: int = 1
     scales: int = 1
     """Of the rows of scales alone."""
+    values: int = 1
+    """Of the columns of weights alone."""
 
 
 ROCM = ("gfx942", "gfx950")
@@ -30,8 +32,11 @@ MXFP4 = {
 """By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's and ROCm's (vllm 0.10
 layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; 0.20 layers/fused_moe/oracle/mxfp4.py; triton_kernels
 hopper_scale.py, of 8 warps)."""
-BY_TRITON = 0, 10, 2
-"""On Hopper since, with PyTorch 2.8; before, Marlin there too (vllm 0.10.1 mxfp4.py: _should_use_marlin)."""
+BY_TRITON, UNPADDED = (0, 10, 2), (0, 16, 0)
+"""On Hopper since, with PyTorch 2.8; before, Marlin there too (vllm 0.10.1 mxfp4.py: _should_use_marlin). Triton's of
+then pads the weights without their scales: 13.47 GiB of gpt-oss 20b and 64.38 of 120b under 0.14, 61.29 under 0.25; the
+version between, where PyTorch 2.10 brought a newer one, was not seen."""
+PADDED_VALUES = Padding(inner=64, values=256)
 UNGATED = Padding(inner=128)
 """In NVFP4, after Hopper: scales are swizzled by so many rows, and weights padded to them where nothing is gated (vllm
 0.21 layers/quantization/utils/flashinfer_fp4_moe.py: prepare_nvfp4_moe_layer_for_fi_or_cutlass)."""

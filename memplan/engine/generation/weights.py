@@ -11,7 +11,8 @@ from typing import Any
 from memplan.engine.generation.cells import drafting_layer
 from memplan.engine.generation.formats import BY_MARLIN, quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.engine.generation.rank import BY_TRITON, MXFP4, ROCM, UNGATED, Padding, Rank, Tensors
+from memplan.engine.generation.rank import BY_TRITON, MXFP4, PADDED_VALUES, ROCM, UNGATED, UNPADDED
+from memplan.engine.generation.rank import Padding, Rank, Tensors
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
@@ -90,8 +91,9 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     if of.model.family in FP32_ROUTERS:  # of transformers alone
         rank = rank._replace(router_itemsize=of.itemsize)
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in (*BEFORE_HOPPER, *ROCM)):
-        by_marlin = of.engine == "vllm" and architecture == HOPPER and version_of(of.version) < BY_TRITON
-        rank = rank._replace(padding=MXFP4.get(BEFORE_HOPPER[0] if by_marlin else architecture, Padding()))
+        on_hopper, version = of.engine == "vllm" and architecture == HOPPER, version_of(of.version)
+        padding = MXFP4.get(BEFORE_HOPPER[0] if on_hopper and version < BY_TRITON else architecture, Padding())
+        rank = rank._replace(padding=PADDED_VALUES if on_hopper and BY_TRITON <= version < UNPADDED else padding)
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
         rank = rank._replace(ungated=UNGATED)
     kernels = BY_MARLIN if architecture in BEFORE_ADA else {}
@@ -261,7 +263,7 @@ def _experts(experts: Experts, rank: Rank) -> Iterator[int]:
     """Routed experts and their router, which is whole and never quantised."""
     yield experts.router.parameters * (rank.router_itemsize or experts.routing.stored_itemsize or rank.itemsize)
     yield experts.count * 4 if experts.routing.corrected else 0
-    hidden, inner, rows_of_scales = rank.padding if experts.gated else rank.ungated
+    hidden, inner, rows_of_scales, values = rank.padding if experts.gated else rank.ungated
     count = experts.count * rank.tensor_of_experts // rank.experts
     for bare in experts.stacked:
         down, (_, outputs, *inputs) = "down" in bare.name, bare.shape
@@ -273,7 +275,7 @@ def _experts(experts: Experts, rank: Rank) -> Iterator[int]:
             continue
         columns = width if down else round_up(inputs[0], hidden)
         weights, *scales = rank.packed(rows, columns)
-        yield count * weights
+        yield count * weights * round_up(columns, values) // columns
         yield from (count * size * round_up(rows, rows_of_scales) // rows for size in scales)
 
 
