@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from memplan.engine.generation.formats import FORMATS, quantises
 from memplan.spec.parts import FeedForward, Linear, Part
-from memplan.tables.engines import BEFORE_HOPPER
+from memplan.tables.engines import BEFORE_HOPPER, HOPPER, version_of
 from memplan.tables.quantizations import MODULES
 
 Tensors = tuple[int, ...]
@@ -32,14 +32,22 @@ MXFP4 = {
 """By compute capability: Marlin's kernels, after 10.3 too, Triton's, FlashInfer's and ROCm's (vllm 0.10
 layers/quantization/mxfp4.py: create_weights, get_mxfp4_backend; 0.20 layers/fused_moe/oracle/mxfp4.py; triton_kernels
 hopper_scale.py, of 8 warps)."""
-BY_TRITON, UNPADDED = (0, 10, 2), (0, 16, 0)
+BY_TRITON, UNPADDED = (0, 10, 2), (0, 25, 0)
 """On Hopper since, with PyTorch 2.8; before, Marlin there too (vllm 0.10.1 mxfp4.py: _should_use_marlin). Triton's of
-then pads the weights without their scales: 13.47 GiB of gpt-oss 20b and 64.38 of 120b under 0.14, 61.29 under 0.25; the
-version between, where PyTorch 2.10 brought a newer one, was not seen."""
+then pads the weights without their scales: 13.47 GiB of gpt-oss 20b and 64.38 of 120b under 0.14, 61.29 under 0.25; a
+version between, which nobody told, is counted from above."""
 PADDED_VALUES = Padding(inner=64, values=256)
 UNGATED = Padding(inner=128)
 """In NVFP4, after Hopper: scales are swizzled by so many rows, and weights padded to them where nothing is gated (vllm
 0.21 layers/quantization/utils/flashinfer_fp4_moe.py: prepare_nvfp4_moe_layer_for_fi_or_cutlass)."""
+
+
+def of_mxfp4(engine: str, version: str, architecture: str) -> Padding:
+    """Of gpt-oss' experts."""
+    known = version_of(version) if engine == "vllm" and architecture == HOPPER else UNPADDED
+    if BY_TRITON <= known < UNPADDED:
+        return PADDED_VALUES
+    return MXFP4.get(BEFORE_HOPPER[0] if known < BY_TRITON else architecture, Padding())
 
 
 class Rank(NamedTuple):

@@ -11,8 +11,7 @@ from typing import Any
 from memplan.engine.generation.cells import drafting_layer
 from memplan.engine.generation.formats import BY_MARLIN, quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.engine.generation.rank import BY_TRITON, MXFP4, PADDED_VALUES, ROCM, UNGATED, UNPADDED
-from memplan.engine.generation.rank import Padding, Rank, Tensors
+from memplan.engine.generation.rank import ROCM, UNGATED, Rank, Tensors, of_mxfp4
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
@@ -91,9 +90,7 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     if of.model.family in FP32_ROUTERS:  # of transformers alone
         rank = rank._replace(router_itemsize=of.itemsize)
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in (*BEFORE_HOPPER, *ROCM)):
-        on_hopper, version = of.engine == "vllm" and architecture == HOPPER, version_of(of.version)
-        padding = MXFP4.get(BEFORE_HOPPER[0] if on_hopper and version < BY_TRITON else architecture, Padding())
-        rank = rank._replace(padding=PADDED_VALUES if on_hopper and BY_TRITON <= version < UNPADDED else padding)
+        rank = rank._replace(padding=of_mxfp4(of.engine, of.version, architecture))
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
         rank = rank._replace(ungated=UNGATED)
     kernels = BY_MARLIN if architecture in BEFORE_ADA else {}
