@@ -63,6 +63,7 @@ END = '\nmodel = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n' + 
         ("x = model(**inputs).logits; return (x * inputs['teacher_logits']).mean()", "teacher_logits of the batch"),
         ("margin = 1; return model(**inputs).logits.mean() + margin", "margin, so an example may have more rows"),
         ("x = model(**inputs).hidden_states[-1]; return x.mean()", "without output_hidden_states"),
+        ("return model(**inputs).logits.repeat_interleave(2, 0).mean()", "repeat_interleave of a large tensor"),
         ("return torch.zeros(4, 512, 151936).mean() + model(**inputs).logits.mean()", "zeros of a size"),
     ],
 )

@@ -327,3 +327,27 @@ def test_of_modules_that_one_of_two_lists_saves_all_are_counted(other: str) -> N
     text = text.replace("lora =", f'import os\nends = ["lm_head"] if os.path.exists("x") else {other}\nlora =')
     found = checked("a.py", text.replace('"all-linear"', '"all-linear", modules_to_save=ends'))
     assert set(found.job["lora"]["modules_to_save"]) == {"lm_head", *other.strip('["]').split()} - {"None"}, found.text
+
+
+GENERATED = """\
+import os, sys
+import trl.import_utils as utils
+from transformers import AutoModelForCausalLM
+sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "../shared")))
+from names import MODEL
+from trl import GRPOConfig, GRPOTrainer
+utils.is_weave_available = lambda: False
+model = AutoModelForCausalLM.from_pretrained(MODEL, device_map="auto", dtype="bfloat16")
+args = GRPOConfig(generation_batch_size=16, num_generations=8, max_completion_length=128)
+GRPOTrainer(model=model, args=args, reward_funcs=[len]).train()
+"""
+
+
+def test_modules_lie_where_a_program_adds_a_path_and_one_process_generates_for_all_cards() -> None:
+    for name, text in (("shared/names.py", 'MODEL = "Qwen/Qwen2.5-0.5B"\n'), ("rl/x.py", "")):
+        Path(name).parent.mkdir()
+        Path(name).write_text(text)
+    found = checked("rl/a.py", GENERATED, num_gpus=4)
+    assert (found.fits, found.job["rollout"]["max_num_seqs"]) == ("yes", 16), found.text
+    alone = checked("rl/a.py", GENERATED.replace('device_map="auto", ', ""), num_gpus=4)
+    assert alone.job["rollout"]["max_num_seqs"] == 4

@@ -32,6 +32,11 @@ OF_LORA = {"r": "lora.r", "target_modules": "lora.targets"}
 """Arguments of LoRA -> what asks for them alone."""
 
 
+def beside(role: str) -> str:
+    """What to type of a model that stands beside the trained one."""
+    return f"""add --set 'extra_models=[{{"role": "{role}", "model": "Qwen/Qwen2.5-7B"}}]'"""
+
+
 def option_of(key: str) -> str:
     """What to type for a key of the job, whole, so that it can be typed as it stands."""
     option = f"add --{key.replace('_', '-').replace('.', '-')}"

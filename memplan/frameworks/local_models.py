@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
-from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, model_hint, of_another_family
+from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, beside, model_hint, of_another_family
 from memplan.frameworks.base import Keys
 from memplan.frameworks.config_changes import settle_changes
 from memplan.frameworks.documents import is_template, words
@@ -123,8 +123,7 @@ def _settle_beside(draft: Draft) -> list[dict[str, Any]]:
             draft.remarks.append(f"extra_models: {name[:80]} {why}: {hub} is counted")
         elif why:
             where = draft.origins["extra_models"].text if "extra_models" in draft.origins else "extra_models"
-            hint = f"""add --set 'extra_models=[{{"role": "{each["role"]}", "model": "Qwen/Qwen2.5-7B"}}]'"""
-            draft.unread.append(Unread("extra_models", where, f"{name[:80]} {why}", "model", hint, "extra_models"))
+            draft.ask("extra_models", where, f"{name[:80]} {why}", beside(each["role"]))
             unknown.append(each)
     return unknown
 

@@ -41,10 +41,13 @@ VALIDATES = ("model_validate", "parse_obj")
 ALL_LINEAR = re.compile(r"(find|get)_(all_)?(linear|target)_?(layers?|modules?|names?)?\w*|find_all_linear\w*")
 """Names of functions that collect the model's linears for LoRA: QLoRA's ``find_all_linear_names`` and its copies."""
 
+OF_ADAPTER = re.compile(r"_?is_(a_)?(peft_|lora_)?adapter(_(model|path|checkpoint|dir|repo))?")
+"""Functions that ask whether a name is an adapter's: alignment-handbook's ``is_adapter_model`` and its kind."""
+
 
 def function(run: Run, callee: Function, args: list[Any], named: dict[str, Any], place: Place) -> Any:
     """A function of the program."""
-    copied = callee.node.name == "is_adapter_model"  # alignment-handbook's, as a library's: a base is counted
+    copied = OF_ADAPTER.fullmatch(callee.node.name)  # a base is counted
     if copied or ALL_LINEAR.fullmatch(callee.node.name):
         run.done.add(id(callee.node))
         return False if copied else "all-linear"

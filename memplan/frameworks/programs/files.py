@@ -27,6 +27,7 @@ class Files:
         self.path, self.opened = path, 0
         self.bases = (starter, path) if starter else (path,)
         """Where configs are looked for: in the folder of the script that starts the program before its own."""
+        self.added: list[str] = []  # to ``sys.path``
         self._data: dict[str, Document | None] = {}
         self._folders: dict[str, list[str]] = {}
 
@@ -48,17 +49,17 @@ class Files:
         return [str(Path(each.path).resolve()) for each in self._data.values() if each is not None]
 
     def module(self, name: str, level: int, importer: str) -> Document | None:
-        """The Python of ``import name``: in the program's folder, the project's, its ``src`` or a folder of the
-        package's own name, as ``pip install -e tools`` has it; a relative one in the importer's."""
+        """The Python of ``import name``: in the program's folder, the project's, those it adds to ``sys.path``, ``src``
+        or a folder of the package's own name, as ``pip install -e tools`` has it; a relative one in the importer's."""
         if not level and name.partition(".")[0] in LIBRARIES:
             return None
         up = "../" * (level - 1)
         base = importer.partition(", cell ")[0] if level else self.path
         path = f"{up}{name.replace('.', '/')}"
         both = (f"{path}.py", f"{path}/__init__.py")
-        inner = () if level else ("src", name.partition(".")[0])
+        inner = () if level else (*self.added, "src", name.partition(".")[0])
         for reference in (*both, *(f"{folder}/{each}" for folder in inner for each in both)) if name else ():
-            found = self._open(base, reference)
+            found = self._open(base, _of_here(reference))
             if found is not None:
                 return found
         return None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memplan.frameworks.asking import LORA
+from memplan.frameworks.asking import LORA, beside
 from memplan.frameworks.base import ASSUMED, Draft, Origin
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.documents import Settings, words
@@ -23,6 +23,8 @@ _PARTS = parts_of(__file__)
 ASKS: Mapping[str, str] = rows_of(_PARTS["asks"])
 """A setting -> the job's key that an option gives in its place."""
 HINTS = {"lora": LORA, "precision": "add --precision, such as --precision bf16"}
+BESIDE = {"teacher_model_name_or_path": "teacher", "reward_model_name_or_path": "reward", "reward_model_path": "reward"}
+"""Models beside the trained one, and their roles."""
 ATTENTION = ("flash_attention_3", "flash_attention_2", "sdpa", "eager")
 """Implementations of attention, each of which takes no less than those before it."""
 LARGEST: Mapping[str, Any] = {
@@ -137,7 +139,8 @@ class Gathered:
                 )
             elif job_key and job_key not in asked:
                 asked.add(job_key)
-                draft.ask(job_key, str(place), what, HINTS.get(job_key, ""))
+                hint = beside(BESIDE[key]) if key in BESIDE else HINTS.get(job_key, "")
+                draft.ask(job_key, str(place), what, hint)
             elif key == "model_init_kwargs":
                 draft.ask("quantization", str(place), what)
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:

@@ -28,6 +28,12 @@ def _path(call: Call) -> Any:
     return "/".join(parts) if all(isinstance(each, str) for each in parts) else call.unknown()
 
 
+def _searched(call: Call) -> None:
+    """``sys.path.append("../rewards")``, ``sys.path.insert(0, folder)``: modules are looked for there too."""
+    name = _text(call._replace(args=call.args[-1:]))
+    call.run.files.added += [name] if isinstance(name, str) else []
+
+
 def _file(call: Call) -> Any:
     """``open(path)``, ``Path(path).open()``: a file whose path the text holds."""
     name = _text(call)
@@ -74,6 +80,7 @@ FILES: Mapping[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("os.path.exists", "os.path.isfile"), _exists),
     "os.path.expanduser": _text,
     "os.path.abspath": _text,
+    **dict.fromkeys(("sys.path.append", "sys.path.insert"), _searched),
     "str": _text,
     "open": _file,
     **dict.fromkeys(

@@ -51,6 +51,10 @@ def apply(maker: Maker, name: str, args: list[Any], named: dict[str, Any]) -> An
         return _new(maker, name, args)
     if x is None:
         return maker.number
+    if found == "of numbers":
+        if x.big:
+            raise NotBounded(f"{name} of a large tensor")
+        return maker.small(*tensors)
     if name in ("maximum", "minimum") or (found == "keeps nothing" and len(tensors) > 1):
         return binary(maker, "-" if name.startswith("sub") else "+", tensors[0], tensors[1])
     return HANDLERS[found](maker, name, x, tensors, args, named)
