@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.allocator.events import slack_of
-from memplan.engine.allocator.reserved import Band, Seek, Unplayed, reserved_band
+from memplan.engine.allocator.reserved import SEGMENT_BYTES, Band, Seek, Unplayed, reserved_band
 from memplan.engine.at_hand import lasting_at
 from memplan.engine.ledger import Ledger
+from memplan.engine.overhead import warm_up_bytes
 from memplan.engine.sums import Totalled
 from memplan.report import Reserved, Verdict
 from memplan.spec.gpu import Gpu
 from memplan.spec.groups import Provenance
 from memplan.spec.recipe import Recipe
+from memplan.units import round_up
 
 if TYPE_CHECKING:
     from memplan.engine.allocator.figures import Played, Room
@@ -76,8 +78,10 @@ def measure(ledger: Ledger | Totalled, recipe: Recipe, search: bool = False, oth
     if not recipe.method.generates:  # an engine fills what it was given, whatever its segments are
         slack = slack_of(recipe, lasting) if search else None
         reserved = reserved_band(held, lasting, hardware.expandable_segments, layers, slack)
-    device = _with_managed(_sum(reserved, outside), ledger, recipe)
-    return Totals(tuple(totals), allocated, reserved, device, reserved, outside, others=others)
+    warm = round_up(warm_up_bytes(recipe), SEGMENT_BYTES)  # a segment that weights stand in is never given back
+    holds = Band(*(max(each, warm) for each in reserved))
+    device = _with_managed(_sum(holds, outside), ledger, recipe)
+    return Totals(tuple(totals), allocated, holds, device, reserved, outside, others=others)
 
 
 def with_play(of: Totals, ledger: Ledger | Totalled, recipe: Recipe, seek: Seek) -> Totals:

@@ -188,6 +188,16 @@ class TestLoad:
         assert whole == pytest.approx(packed + 2 * 2 * TABLE, rel=0.02)  # norms and adapters beside
         assert divided.allocated_bytes > whole
 
+    def test_transformers_4_51_to_4_57_ask_for_half_of_a_model_before_it_is_packed(self) -> None:
+        keys = {"quantization": "nf4", "lora": {"r": 8}, "num_gpus": 1, "gpu": "h100-80gb", "sequence_length": 16}
+        keys |= {"precision": "bf16", "trainer": "trl"}
+        warm, before = (report(trainer_version=version, **keys).per_gpu for version in ("0.24", "0.18"))
+        name = "the allocator's warm-up"
+        assert rows(next(each for each in warm.moments if each.name == "load"))[name] == WHOLE  # 16 bits, halved
+        assert warm.reserved_bytes.expected >= WHOLE > before.reserved_bytes.expected
+        assert rows(moment("load", trainer_version="0.24", **keys | {"gpu": "12GB"}))[name] < 6 * GiB
+        assert name not in rows(moment("load", trainer_version="1.16", **keys))
+
     def test_experts_are_stacked_on_the_card_where_they_are_read_to_it(self) -> None:
         one = {
             "model": "qwen3-30b-a3b",

@@ -14,7 +14,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.nccl import enter_communicators
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
-from memplan.units import GPU_ROUNDING, KiB, MiB
+from memplan.units import GPU_ROUNDING, GiB, KiB, MiB
 
 CUBLAS_LARGE_BYTES = 8 * 4096 * KiB
 CUBLAS_SMALL_BYTES = 2 * 4096 * KiB + 8 * 16 * KiB
@@ -35,6 +35,22 @@ def workspace_bytes(gpu: Gpu) -> int:
     if gpu.vendor == "custom":
         return CUBLAS_LARGE_BYTES
     return ROCM_BYTES.get(gpu.architecture, 32 * MiB) if gpu.vendor == "amd" else 0
+
+
+LEFT_FREE = 12 * GiB // 10
+
+
+def warm_up_bytes(recipe: Recipe) -> int:
+    """What ``from_pretrained`` asks for at once, and lets go of, before it reads what is packed on the card: half of
+    the model before it is packed, or of what is free but for 1.2 GiB. What weights do not take of it stays reserved.
+
+    Source: transformers 4.55 modeling_utils.py: caching_allocator_warmup, quantizers/base.py: get_cuda_warm_up_factor
+    (4.51 leaves a twentieth free; to 4.53 a tied head counts twice, which is ignored)."""
+    gpu, base = recipe.hardware.gpu, recipe.quantised
+    if base is None or not recipe.moments.loading.warms_up:
+        return 0
+    whole = recipe.model.params.total * base.original_itemsize
+    return (whole if gpu is None else min(whole, gpu.usable_bytes - context_bytes(gpu)[1] - LEFT_FREE)) // 2
 
 
 def processes(recipe: Recipe) -> int:

@@ -66,6 +66,9 @@ def loading(job: Job, recipe: Recipe, habits: Habits, notes: Notes) -> Loading:
         copied=copies_always(recipe.trainer) or itemsize != checkpoint,
         upcast=FP32 if upcasts and itemsize != FP32 else 0,
         stacks=_converts(recipe),
+        warms_up=recipe.trainer.models.warms_up
+        and recipe.quantised is not None
+        and recipe.quantised.scheme.product.startswith("bnb"),
         sent=recipe.quantised is not None
         and job.fsdp.cpu_ram_efficient_loading is not False
         and _may_pack_for_host(job, recipe),

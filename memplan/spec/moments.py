@@ -24,6 +24,8 @@ class Loading(NamedTuple):
     """Bytes of an element that trained weights are cast to on the host before they are divided; 0: they are not."""
     stacks: bool = False
     """Experts are stacked anew from the checkpoint's matrices."""
+    warms_up: bool = False
+    """Half of the model, unpacked, is asked for and let go of before what is packed on the card is read."""
     sent: bool = False
     """What is quantised is on the meta device in all processes of a node but the first, which sends them theirs."""
 

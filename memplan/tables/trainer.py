@@ -37,6 +37,8 @@ class ModelClasses(NamedTuple):
     """bitsandbytes before 0.43.2: ``ctx.tensors`` of MatMul4Bit (autograd/_functions.py) is (A, B), not (None, B)."""
     before_5_24: bool = False
     """Those of transformers 5 up to 5.23."""
+    warms_up: bool = False
+    """Those of transformers 4.51 to 4.57, which ask for half of a model, unpacked, before it is loaded packed."""
     repeats_flash: tuple[str, ...] = ()
     """Model types that repeat keys and values for flash attention, as for eager."""
     repeats_sdpa: bool = False

@@ -10,6 +10,7 @@ from typing import Any
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.model_states import enter_states
+from memplan.engine.overhead import warm_up_bytes
 from memplan.engine.parallel.sharding import held
 from memplan.engine.phases.parts import (
     INSTANTS,
@@ -19,6 +20,7 @@ from memplan.engine.phases.parts import (
     REFERENCE,
     SHARD,
     STATES,
+    WARM,
     Chosen,
     experts_bytes,
     largest_bytes,
@@ -144,6 +146,12 @@ def _enter_kept(ledger: Ledger, recipe: Recipe, weights: list[Weight], critic: l
 def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     """What reading the checkpoint needs on the card beside what stays."""
     load, base = recipe.moments.loading, recipe.quantised
+    ledger.add("the allocator's warm-up", "temporaries", warm_up_bytes(recipe), at=WARM).formula(
+        "half, unpacked"
+    ).since(
+        "a block is asked for and let go of, from which what is packed is cut",
+        "transformers 4.55 modeling_utils.py: caching_allocator_warmup",
+    )
     if base is not None and load.way == "card":
         packed = [weight for weight in weights if not weight.trained and weight.quantised_by(base)]
         largest = max(

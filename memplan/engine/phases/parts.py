@@ -87,8 +87,9 @@ def experts_bytes(weights: Iterable[Weight], itemsize: int, fused: bool = False)
     return whole, sum({w.name: w.elements for w in stacks}.values()) * itemsize
 
 
-POLICY, PREPARE, REFERENCE, SHARD, STATES = (
-    f"load.{point}" for point in ("policy", "prepare", "reference", "shard", "states")
+WARM, POLICY, PREPARE, REFERENCE, SHARD, STATES = (
+    f"load.{point}" for point in ("warm-up", "policy", "prepare", "reference", "shard", "states")
 )
-INSTANTS = (POLICY, PREPARE, REFERENCE, SHARD, STATES)
-"""The policy is read; weights and adapters are cast; others are read; all is divided; DeepSpeed copies to fp32."""
+INSTANTS = (WARM, POLICY, PREPARE, REFERENCE, SHARD, STATES)
+"""The allocator is warmed up; the policy is read; weights and adapters are cast; others are read; all is divided;
+DeepSpeed copies to fp32."""

@@ -1,7 +1,7 @@
 """What is on the card before the first step, in the order in which a trainer puts it there."""
 
 from memplan.engine.model_states import left_bytes, shard_elements
-from memplan.engine.overhead import HANDLES, workspace_bytes
+from memplan.engine.overhead import HANDLES, warm_up_bytes, workspace_bytes
 from memplan.engine.parallel.sharding import held
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.wrapping import wrapped, wraps
@@ -22,6 +22,8 @@ class Resident:
     def __init__(self, recipe: Recipe, tape: PlayTape) -> None:
         self.tape, self.held, self.offloads = tape, list[Tensor](), recipe.sharding.fsdp.cpu_offload
         adapter, holds = recipe.adapter, held(recipe)
+        if size := warm_up_bytes(recipe):
+            tape.new(Dim("n", size), 1, "the allocator's warm-up", category="temporaries")
         self.weights = weights = in_order(recipe.model, adapter is None, adapter)
         shards, by_rows = holds.parameter_shards, recipe.sharding.name == "fsdp2"
         self.trained = [weight for weight in weights if weight.trained]
