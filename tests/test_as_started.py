@@ -388,6 +388,24 @@ def test_a_config_is_the_one_that_its_page_s_command_names_and_no_launchers() ->
         assert (found.job["sequence_length"], found.job["sharding"]) == (length, "zero3")
 
 
+def test_a_config_beside_one_that_a_page_starts_has_the_launch_file_of_its_own_name() -> None:
+    for name, stage in (("a40", 3), ("a80", 2)):
+        Path(f"launch/{name}").mkdir(parents=True)
+        Path(f"launch/{name}/ds.yaml").write_text(
+            f"distributed_type: DEEPSPEED\ndeepspeed_config: {{zero_stage: {stage}}}\n"
+        )
+    Path("sft").mkdir()
+    for name in ("a40", "a80"):
+        Path(f"sft/{name}.yaml").write_text(
+            "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 256\nper_device_train_batch_size: 1\nbf16: true\n"
+        )
+    command = "accelerate launch --config_file launch/a40/ds.yaml trl/scripts/sft.py --config sft/a40.yaml\n"
+    Path("README.md").write_text(command)
+    forget()
+    found = {name: check_file(f"sft/{name}.yaml", {**CARD, "num_gpus": 8}) for name in ("a40", "a80")}
+    assert [each.job["sharding"] for each in found.values()] == ["zero3", "zero2"]
+
+
 @pytest.mark.parametrize(
     ("program", "more", "version"),
     [

@@ -75,10 +75,14 @@ def test_one_example_without_a_graph_takes_less_than_the_step() -> None:
 
 
 def test_liger_makes_logits_where_it_is_not_in_training() -> None:
-    """liger-kernel 0.8.5: skip_logits = self.training and labels; TRL 1.16 says skip_logits where the loss is all."""
+    """liger-kernel 0.8.5: skip_logits = self.training and labels; TRL from 0.29 on says skip_logits where the loss is
+    all, and so does transformers 5.24."""
     keys = {"method": "sft", "eval_batch_size": 8, "trainer": "transformers", "precision": "bf16"}
-    assert _phase(**keys, kernels="liger") == _phase(**keys)
-    assert _phase(**keys | {"trainer": "trl"}, kernels="liger") < _phase(**keys)
+    assert _phase(**keys, kernels="liger", trainer_version="5.20") == _phase(**keys)
+    assert _phase(**keys, kernels="liger") < _phase(**keys)
+    eras = [{"trainer": "trl", "trainer_version": version, "kernels": "liger"} for version in ("0.28", "0.29", "1.16")]
+    before, *since = [_phase(**keys | era) for era in eras]
+    assert before >= _phase(**keys) > max(since)
 
 
 def _phase(**keys: Any) -> int:

@@ -155,6 +155,12 @@ def test_files_that_a_script_writes() -> None:
     assert run_script(text, "a.sh").files == {"ds.json": '{"a": 3, "it\'s": 1}\n', "raw.yaml": "b: $N\nc: 1\n"}
 
 
+def test_what_a_script_adds_to_a_file_that_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: 1\n")
+    text = "echo 'b: 2' >> a.yaml\necho 'c: 3' >> a.yaml\n"
+    assert run_script(text, str(tmp_path / "a.sh")).files == {"a.yaml": "a: 1\nb: 2\nc: 3\n"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -78,7 +78,17 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
                     continue
                 own = words[words.index(program) + 1 :] if program in words else words  # not those of its launcher
                 if others := [word for word in own if _beside(found_at(name, word), here)]:
-                    yield name, " ".join(str(here) if word == others[0] else word for word in words)
+                    stem = posixpath.basename(others[0]).rpartition(".")[
+                        0
+                    ]  # zero3/a100_40gb.yaml beside a100_40gb.yaml
+                    with_its = zip(words, (word.replace(stem, here.stem) for word in words), strict=True)
+                    yield (
+                        name,
+                        " ".join(
+                            str(here) if word == others[0] else new if found_at(name, new) else word
+                            for word, new in with_its
+                        ),
+                    )
     programs = [
         (name, text)
         for name, text in texts_of(str(top), (".py",))

@@ -149,6 +149,8 @@ class Loss(NamedTuple):
     compiles_layers: bool = False
     """torch.compile is of the layers alone, around their checkpoints: the loss runs as it is, and what is recomputed
     takes what it takes uncompiled (eight published runs of prime-rl, five shapes)."""
+    skips_logits: bool = False
+    """Under Liger's kernels an evaluation makes none either, unless a metric reads them."""
     kl_after_policy: bool = False
     """KTO's mismatched completions are scored after the policy's forward, not before it."""
 

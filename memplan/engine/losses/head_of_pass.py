@@ -86,10 +86,10 @@ def _program(recipe: Recipe) -> str:
 def _evaluated(recipe: Recipe) -> str:
     """The program of an evaluation's loss: Liger's model projects onto the vocabulary and calls its own loss where it
     is not in training (liger-kernel 0.8.5 transformers/model/qwen2.py: skip_logits = self.training and labels), unless
-    the trainer says otherwise (trl 1.16 trainer/sft_trainer.py: skip_logits)."""
-    program = _program(recipe)
-    plain = recipe.trainer.loss.heads
-    return plain.get(recipe.method.name, plain["*"]) if program == "liger" and recipe.trainer.name != "trl" else program
+    the trainer says otherwise (trl 0.29 trainer/sft_trainer.py, transformers 5.24 trainer.py: skip_logits)."""
+    program, plain = _program(recipe), recipe.trainer.loss.heads
+    skips = recipe.trainer.loss.skips_logits and not recipe.batch.eval_kept
+    return plain.get(recipe.method.name, plain["*"]) if program == "liger" and not skips else program
 
 
 def _scoring(recipe: Recipe) -> str:

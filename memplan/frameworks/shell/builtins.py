@@ -8,6 +8,7 @@ from memplan.frameworks.shell.nodes import Redirect
 from memplan.frameworks.shell.reader import MAX_LINE, MAX_WORDS, Word
 from memplan.frameworks.shell.syntax import Raw, Scanner
 from memplan.frameworks.shell.words import Variables
+from memplan.frameworks.sourced import sourced_text
 from memplan.units import by_name
 
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[([^]=]*)\])?(\+?)=(.*)", re.DOTALL)
@@ -209,9 +210,10 @@ def _written(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own
     names = [shown(each) for each in names or [of.into] if each]
     if len(names) == 1 and len(text) <= MAX_FILE and len(of.files) < MAX_FILES:
         more = (not targets and of.into) or any(each.sign == ">>" for each in targets)
-        before, notes = (
-            (of.files.get(names[0], ""), of.file_notes.get(names[0], frozenset())) if more else ("", frozenset())
-        )
+        notes = of.file_notes.get(names[0], frozenset()) if more else frozenset()
+        before = of.files.get(names[0]) if more else ""
+        if before is None:  # echo "output_dir: $OUT" >> config.yaml, which lies here
+            before = sourced_text(of.path, names[0])[1]
         of.files[names[0]] = before[:MAX_FILE] + shown(text)
         of.file_notes[names[0]] = notes | of.variables.used
 
