@@ -443,3 +443,37 @@ def test_a_text_is_no_file_s_name() -> None:
     Path("README.md").write_text(f"```\npython train.py {'x' * 300}.yaml a.yaml\n```\n")
     forget()
     assert check_file("a.yaml", CARD).fits == "yes"
+
+
+@pytest.mark.parametrize(
+    ("config", "program", "says"),
+    [
+        (
+            "a.yaml",
+            "from gone import Arguments, Parser\nfrom trl import DPOTrainer\n\n\nclass Mine(DPOTrainer):\n"
+            "    def concatenated_forward(self, model, batch):\n        return model(batch).logits.softmax(-1)\n\n\n"
+            "args = Parser(Arguments).parse()\nMine(model=args.model, args=args).train()\n",
+            "Mine has a concatenated_forward of its own, which is not read",
+        ),
+        (
+            "dpo.yaml",
+            "from gone import Parser\nargs = Parser().parse()\nfor batch in args.data:\n"
+            "    args.model(**batch).loss.backward()\n",
+            "a training loop of the program's own, which is not read",
+        ),
+    ],
+)
+def test_what_a_program_does_of_its_own_is_said_where_its_config_alone_is_read(
+    config: str, program: str, says: str
+) -> None:
+    Path("run_mine.py").write_text(program)
+    Path(config).write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 256\nper_device_train_batch_size: 1\nbf16: true\n"
+        "beta: 0.1\nmax_prompt_length: 128\n"
+    )
+    Path("run.sh").write_text(f"accelerate launch --num_processes 4 run_mine.py {config}\n")
+    forget()
+    for name in ("run.sh", config):
+        found = check_file(name, {**CARD, "num_gpus": 4})
+        assert (found.fits, found.job["method"]) == ("unclear", "dpo"), found.text
+        assert says in found.text

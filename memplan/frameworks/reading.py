@@ -23,6 +23,7 @@ from memplan.frameworks.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of, 
 from memplan.frameworks.local_models import settle_model
 from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.programs.follow import forget
+from memplan.frameworks.programs.launch import put_trainer
 from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.starters import starter_of
 from memplan.frameworks.transformers import read_launcher
@@ -236,9 +237,8 @@ def _spelt(unread: Unread, draft: Draft) -> Unread:
     at, _, last = unread.key.rpartition(".")
     names = [name.rpartition(".") for name, of in draft.asked.items() if name.removeprefix(of.prefix) not in of.values]
     close = get_close_matches(last, [name for before, _, name in names if before == at], 1, A_SLIP)
-    if not close:
-        return unread
-    return unread._replace(hint=f"did you mean {close[0]}?", decides=unread.decides or subject_of(close[0]))
+    decides = unread.decides or subject_of(close[0]) if close else ""
+    return unread._replace(hint=f"did you mean {close[0]}?", decides=decides) if close else unread
 
 
 def _read(document: Document, row: Framework, draft: Draft) -> None:
@@ -248,9 +248,9 @@ def _read(document: Document, row: Framework, draft: Draft) -> None:
         draft.script = document
         draft.remarks += command.remarks
         put_allocator(command.environment, f"{document.path}, line {command.line}", draft)
+    put_trainer(document, row.name, draft)
     row.read(document, draft)
-    launch = launch_of(command, document.path) if command is not None and document.form != "shell" else None
-    if launch is not None:
+    if command is not None and document.form != "shell" and (launch := launch_of(command, document.path)):
         read_launcher(launch, draft)
 
 

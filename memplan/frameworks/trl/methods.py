@@ -27,6 +27,9 @@ def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Or
     """The trainer that a file of arguments is for. Raises NotKnown where nothing says it."""
     if "method" in draft.options:
         return str(draft.options["method"]), Origin(FILE, "--method")
+    trains_by, origin = draft.facts.get("trainer", ("", Origin(FILE, "")))
+    if trains_by in METHODS:
+        return by_loss(settings, trains_by, draft), origin
     named = str(settings.values.get("trainer") or "")
     if named.endswith("Trainer") and named.removesuffix("Trainer").lower() not in COMMANDS:
         problem = f"{settings.where('trainer')}: trainer: {named} is none of TRL's"  # HALOs' own have TRL's keys
