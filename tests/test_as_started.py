@@ -143,6 +143,7 @@ def test_the_config_of_a_command_stands_under_its_options(tmp_path: Path) -> Non
     (tmp_path / "dpo.yaml").unlink()  # what it says nobody knows: not even TRL's defaults stand
     lost = check_file(str(script), {"gpu": "h100-80gb", "num_gpus": 2})
     assert (lost.fits, "model is not known" in lost.text) == ("unclear", True)
+    assert all(each in lost.hint for each in ("--sequence-length", "--gradient-checkpointing", "--optimizer"))
 
 
 OWN = """\
@@ -422,6 +423,19 @@ def test_what_llamafactory_gave_up_tells_its_version_whose_adamw_was_not_fused(
     found = check_file("run.sh", CARD)
     ways = (found.job.get("trainer_version"), found.job["optimizer_impl"])
     assert ways == (version, "foreach" if version else "fused"), found.text
+    Path("a.yaml").write_text(
+        f"{FACTORY}{more}\n".replace("cutoff_len: 512\n", "").replace("stage: sft", "stage: orpo")
+    )
+    found = check_file("run.sh", CARD)
+    assert (found.job["method"], found.job["sequence_length"]) == ("orpo", 1024 if version else 2048), found.text
+
+
+@pytest.mark.parametrize(("more", "asks"), [("", False), ("quantization_bit: 4\n", True)])
+def test_adapters_beside_new_ones_are_merged_into_a_base_that_can_be(more: str, asks: bool) -> None:
+    lora = FACTORY.replace("finetuning_type: full", "finetuning_type: lora\nlora_rank: 4")
+    Path("a.yaml").write_text(f"{lora}adapter_name_or_path: saves/sft\ncreate_new_adapter: true\n{more}")
+    found = check_file("a.yaml", CARD)
+    assert (found.fits == "unclear", found.job["lora"]["r"]) == (asks, 4), found.text
 
 
 def test_a_fork_s_loss_of_trl_s_is_dpo_s_and_checkpoints_on_the_host_are_counted_from_above() -> None:

@@ -15,7 +15,8 @@ DEFAULTS: dict[str, Any] = TRAINER | settings_in(
     lora_dropout=0.0 lora_target=all pref_loss=sigmoid pref_ftx=0.0 flash_attn=auto quantization_method=bnb
     quantization_type=nf4 double_quantization=true"""
 )
-STAGES = {"pt": "sft", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto"}
+STAGES = {"pt": "sft", "sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "orpo": "orpo"}
+"""orpo was one in 0.6 and 0.7, and is a loss of dpo since."""
 LOSSES = {"sigmoid": "dpo", "hinge": "dpo", "kto_pair": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 """``pref_loss`` of stage dpo."""
 ATTENTIONS = {"fa2": "flash", "fa3": "flash", "sdpa": "sdpa", "disabled": "eager", "auto": "sdpa"}

@@ -19,7 +19,7 @@ from memplan.frameworks.hugging_face.version import beside_torch
 from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.llamafactory import switches
 from memplan.frameworks.llamafactory import v1 as llamafactory_v1
-from memplan.frameworks.llamafactory.keys import ATTENTIONS, DEFAULTS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
+from memplan.frameworks.llamafactory.keys import ATTENTIONS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES
 from memplan.frameworks.llamafactory.write import write
 from memplan.frameworks.own_words.names import bound_images, config_of, is_command_of, lora_targets, may_see_images
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
@@ -103,9 +103,8 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     if llamafactory_v1.is_v1(settings):
         llamafactory_v1.read_settings(settings, draft, FRAMEWORK, verb)
         return
-    keys = Keys(draft, switches.with_names(settings), FRAMEWORK, DEFAULTS)
+    keys = Keys(draft, switches.with_names(settings), FRAMEWORK, switches.defaults_of(settings, draft))
     _trains(keys)
-    switches.put_version(settings, draft)
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)
     keys.copy("model", "model_name_or_path")
@@ -143,13 +142,23 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
             keys.warn("upcast_layernorm", "norms are counted in the checkpoint's dtype")
     _data(keys, method)
     keys.warn_on(NOT_MODELLED, "1")
-    ask_loaded(keys, "adapter_name_or_path")
+    _loaded(keys)
     assume_one_gpu(draft)
     keys.close(HARMLESS | TRAINER_HARMLESS)
     draft.finishers["precision"] = _settle
     if draft.facts.get("whole"):
         switches.rest(keys)
     draft.finishers |= {"reentrant": _without_reentrant, "torch": partial(beside_torch, settings.path)}
+
+
+def _loaded(keys: Keys) -> None:
+    """Adapters that are trained on; beside new ones they are merged into a base that can be (0.9.5 model/adapter.py:
+    _setup_lora_tuning)."""
+    apart = {"quantization", "zero3"} & {*keys.draft.values, keys.draft.values.get("sharding")}
+    if keys.flag("create_new_adapter") and not apart:
+        keys.skip("adapter_name_or_path")
+    else:
+        ask_loaded(keys, "adapter_name_or_path")
 
 
 def _data(keys: Keys, method: str) -> None:

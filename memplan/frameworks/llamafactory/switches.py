@@ -9,6 +9,7 @@ from memplan.frameworks.documents import Settings
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.hugging_face.version import told
 from memplan.frameworks.image_bounds import fill_with_images
+from memplan.frameworks.llamafactory.keys import DEFAULTS
 from memplan.frameworks.own_words.names import lora_targets, may_see_images
 from memplan.frameworks.pinned import pinned
 from memplan.spec.freezing import LANGUAGE_MODEL
@@ -125,6 +126,12 @@ def with_names(settings: Settings) -> Settings:
     values = {NAMED.get(key, key): value for key, value in settings.values.items()}
     lines = {NAMED.get(key, key): line for key, line in settings.lines.items()}
     return replace(settings, values=values, lines=lines)
+
+
+def defaults_of(settings: Settings, draft: Draft) -> dict[str, Any]:
+    """Of its arguments, by the version (hparams/data_args.py: 1,024 tokens up to 0.9.0)."""
+    put_version(settings, draft)
+    return {**DEFAULTS, **({"cutoff_len": 1024} if draft.version < (0, 9, 1) else {})}
 
 
 def put_version(settings: Settings, draft: Draft) -> None:

@@ -10,7 +10,18 @@ from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.files import DATA
 from memplan.frameworks.programs.paths import FILES
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Class, Function, Place, Ref, Thing, is_open, plain, truth, unknown_option
+from memplan.frameworks.programs.values import (
+    Class,
+    Function,
+    Place,
+    Ref,
+    Thing,
+    Unknown,
+    is_open,
+    plain,
+    truth,
+    unknown_option,
+)
 from memplan.frameworks.shell.reader import options_of, scalar
 
 NOWHERE: Mapping[str, Place] = MappingProxyType({})
@@ -150,6 +161,9 @@ def _of_config(call: Call) -> Any:
     first = [word.text for word in options_of(call.run.known.words)[2][:1] if word.text.endswith(DATA)]
     name = given.get("config", first[0] if first else None)
     found = call.run.files.data(name) if isinstance(name, str) else None
+    if found is None and isinstance(name, str):
+        lost = Unknown(f"{name[:80]}, which is not here", call.place)
+        return _instances(call, {**given, "config": name, "**": lost}, places)
     if found is None:
         return _instances(call)
     values = {key: value for key, value in found.settings.values.items() if key != "env"}
