@@ -184,3 +184,14 @@ def test_logits_of_the_step_before_wait(tmp_path: Path) -> None:
     logits = 4 * 1024 * 151936 * 2
     assert rows["logits of the micro-step before"].bytes == logits
     assert rows["logits, held over the step"].bytes == logits
+
+
+def test_a_class_of_a_projects_own_is_the_model_that_an_option_says(tmp_path: Path) -> None:
+    """LLM-Shearing's mosaic_llama2_1.3b: one hint has all that is typed."""
+    own = changed(MPT, "name: hf_causal_lm", "name: mosaic_mine\n  d_model: 64\n  n_heads: 4\n  attn_impl: flash")
+    (tmp_path / "train.yaml").write_text(own)
+    found = check_file(str(tmp_path / "train.yaml"), {**ON_A_CARD, "num_gpus": 8})
+    assert found.hint.startswith("add --model Qwen/Qwen2.5-7B, with your own values; add --without model.name, if")
+    options = {**ON_A_CARD, "num_gpus": 8, "model": "Qwen/Qwen2.5-0.5B", "without": ["model.name"]}
+    found = check_file(str(tmp_path / "train.yaml"), options)
+    assert (found.fits, found.job["attention"]) == ("yes", "flash")

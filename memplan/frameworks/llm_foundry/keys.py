@@ -38,6 +38,10 @@ OF_FSDP = words(
 )
 OWN_LAYERS = re.compile(r"mosaicml/mpt-.*|replit/.*", re.IGNORECASE)
 """Models of the Hub whose code is LLM Foundry's own (``trust_remote_code`` is on by default)."""
+OF_OWN_CLASS = re.compile(
+    r"model\.(d_model|[nd]_(kv_)?(heads|layers)|\w+_size|expansion_ratio|max_seq_len|rms_norm_eps|init_std|\w+_pdrop)"
+)
+"""What sizes a class of a project's own, which --model says."""
 BESIDE_FSDP = (
     ("activation_cpu_offload", "activations on the host are counted on the card"),
     ("cpu_offload", "weights on the host are counted on the card"),

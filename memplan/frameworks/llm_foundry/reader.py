@@ -13,7 +13,6 @@ from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.config_changes import change
 from memplan.frameworks.documents import Document, Settings, is_template
-from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.hugging_face.arguments import read_attention
 from memplan.frameworks.llm_foundry import keys as table
@@ -88,17 +87,18 @@ def _model(keys: Keys) -> None:
         keys.copy("model", LOADS)
     else:
         what = f"{name[:40] or 'no model'} is not one that is known by its name"
-        raise NotKnown(f"{keys.settings.where('model')}: model is not known: {what}", MODEL)
+        keys.draft.ask("model", keys.settings.where("model"), what, MODEL)
     _vocabulary(keys)
     if table.OWN_LAYERS.fullmatch(str(keys.draft.values.get("model"))):
         keys.warn(LOADS, "its code is LLM Foundry's own, and its layers are counted as transformers'", "model")
     if name not in ("hf_causal_lm", "mpt_causal_lm"):
-        keys.warn("model.name", "a model class of the project's own is counted as transformers' class", "model")
+        keys.warn("model.name", "a class of the project's own, counted as its checkpoint's", "model")
+        keys.skip(*(key for key in keys.settings.values if table.OF_OWN_CLASS.fullmatch(key)))
     if keys.flag("model.use_flash_attention_2"):
         keys.put("attention", "flash", "model.use_flash_attention_2")
         keys.skip("model.attn_implementation")
     elif name != "mpt_causal_lm":
-        read_attention(keys, "model.attn_implementation")
+        read_attention(keys, "model.attn_impl" if keys.has("model.attn_impl") else "model.attn_implementation")
 
 
 def _vocabulary(keys: Keys) -> None:
