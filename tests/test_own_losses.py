@@ -106,6 +106,9 @@ def test_the_key_is_counted_where_it_is_said() -> None:
 
     logits = 2 * 512 * 151936
     assert bytes_of(logits=40) - bytes_of(logits=30) == 10 * logits
+    teacher = {"extra_models": [{"role": "teacher", "model": "gemma-3-1b"}]}  # of 262,144 words
+    wide = [memplan.estimate({**JOB, **teacher, "own_loss": {"logits": size}}).per_gpu for size in (40, 30)]
+    assert wide[0].allocated_bytes - wide[1].allocated_bytes > 10 * 2 * 512 * 262_000
     assert bytes_of(logits=40, forwards=2) - bytes_of(logits=40) >= 2 * 490_000_000
     with pytest.raises(InvalidJob, match="own_loss: with method dpo"):
         memplan.estimate({**JOB, "trainer": "trl", "method": "dpo", "own_loss": {"logits": 20}})

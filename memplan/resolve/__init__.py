@@ -24,6 +24,7 @@ from memplan.resolve.phases import evaluated, moments
 from memplan.resolve.quantised import Base, quantised_base
 from memplan.resolve.recompute import checkpointing
 from memplan.resolve.rollouts import (
+    beside_teachers,
     check_teacher,
     completions_per_example,
     critic,
@@ -103,7 +104,9 @@ def _trained(given: JobInput) -> Recipe:
     others = others._replace(critic=critic(job, trainer, whole, base, split, adapter, notes))
     group = completions_per_example(job, method, trainer, steps, notes)
     remark_ignored(given.ignored, method, notes)
-    loss = loss._replace(router=router_loss(loss, job, trainer, method, spec, in_megatron, others.reference, notes))
+    loss = beside_teachers(loss, spec, others)._replace(
+        router=router_loss(loss, job, trainer, method, spec, in_megatron, others.reference, notes)
+    )
     zero = zero_settings(job, trainer, split, spec, base.stored, chosen.row, notes)
     shared = divided(job, trainer, split, degrees, steps, zero, fsdp, notes)
     scores = method.online and (trainer.rollouts.scored or others.reference in ("resident", "adapter", "offloaded"))

@@ -6,7 +6,7 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.packing import whole
 from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split
-from memplan.spec.groups import Checkpointing, Critic, Resident
+from memplan.spec.groups import Checkpointing, Critic, Loss, OtherModels, Resident
 from memplan.spec.job import Job
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
@@ -201,3 +201,9 @@ def check_teacher(job: Job, method: Method, spec: ModelSpec, split: Split, half:
         )
     if job.images:
         raise InvalidJob("images: distillation with images is not modelled", "leave images out")
+
+
+def beside_teachers(loss: Loss, spec: ModelSpec, others: OtherModels) -> Loss:
+    """A loss of the program's own, whose tensors are as wide as the logits of a teacher that has more of them."""
+    own, widest = spec.head.outputs, max([spec.head.outputs, *(each.spec.head.outputs for each in others.residents)])
+    return loss._replace(code=loss.code._replace(own_logits=ceil_div(loss.code.own_logits * widest, own)))
