@@ -104,6 +104,7 @@ def test_the_fullest_card_holds_no_more_layers_than_accelerate_gives_it() -> Non
         ('device_map="auto"', "", "yes"),
         ('device_map="sequential"', "", "unclear"),
         ('device_map="auto", max_memory={0: "70GB", 1: "70GB"}', "", "unclear"),
+        ('device_map="auto", max_memory={i: "70GB" for i in range(torch.cuda.device_count())}', "", "yes"),
         ('device_map="auto"', VISIBLE, "unclear"),
     ],
 )

@@ -22,6 +22,7 @@ _ARGUMENT = re.compile(r"\$\{?(\d{1,2})\b")
 
 WRITE = "write its job in memplan's keys"
 """What is left for a training that no option makes known."""
+OF_SCRIPT = f"check the script that starts it, or add {SUCH['batch_size']}"
 MODEL = f"add --model, such as {SUCH['model']}"
 SEEING = "add --model llava-hf/llava-1.5-7b-hf, or another that sees"
 """Where a tower is beside the language model that no language model's name stands for."""

@@ -180,12 +180,21 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
         plain(values.get("device_map")) in ("auto", "balanced", "sequential")
         and int(draft.options.get("num_gpus") or 1) > 1
     ):
-        uneven = values["device_map"] == "sequential" or values.get("max_memory") or trainer.values.get("ref_model")
+        uneven = values["device_map"] == "sequential" or trainer.values.get("ref_model")
+        uneven = uneven or not _alike(values.get("max_memory"), int(draft.options["num_gpus"]))
         uneven = uneven or isinstance(run.globals.names.get("os.environ.CUDA_VISIBLE_DEVICES"), str)
         why = processes.SPREAD.replace("evenly ", "") if uneven else processes.SPREAD
         processes.divided(draft, "device_map", str(thing.places["device_map"]), why)
 
 
+def _alike(caps: Any, gpus: int) -> bool:
+    """Whether ``max_memory`` is the same of every card, or none: ``{i: "80GB" for i in range(n)}``."""
+    if isinstance(caps, dict):
+        return len(caps) == gpus and len({str(each) for each in caps.values()}) == 1
+    return caps is None or bool(ALIKE.fullmatch(getattr(caps, "text", "")))
+
+
+ALIKE = re.compile(r"\{(\w+): ((?!\b\1\b).)+ for \1 in .+\}")
 PLACEHOLDER = "facebook/opt-125m"
 """The default of Alpaca's ModelArguments, and of all that was copied from them: nobody trains it."""
 READ = frozenset(

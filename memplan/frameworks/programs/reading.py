@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers
-from memplan.frameworks.asking import WRITE
+from memplan.frameworks.asking import OF_SCRIPT, WRITE
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.checkpoints import family_of
 from memplan.frameworks.documents import words
@@ -171,7 +171,7 @@ def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: 
     unsaid = "per_device_train_batch_size" not in gathered.places
     if unsaid and isinstance(arguments, Thing) and arguments.values.get("?command") is False:
         what = "the trainer's arguments are options of the program's command"
-        draft.ask("batch_size", str(arguments.place), what, "check the script that starts it, or add --batch-size")
+        draft.ask("batch_size", str(arguments.place), what, OF_SCRIPT)
     elif arguments is not None and not isinstance(arguments, Thing):
         what = arguments.text if isinstance(arguments, Unknown) else "made elsewhere"
         where = str(trainer.places.get("args", trainer.place))
