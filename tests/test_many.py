@@ -73,13 +73,16 @@ def test_what_files_leave_is_let_go_of_where_nothing_collects_it(
     files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collect = Mock()
-    monkeypatch.setattr(many, "TOGETHER", 2)
+    blocks = iter([30, 41, 25, 50, 61, 24])
+    monkeypatch.setattr(many, "FEW_BLOCKS", 20)
+    monkeypatch.setattr(many, "_KEPT", [20])
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: next(blocks))
     monkeypatch.setattr(gc, "collect", collect)
     check_many(files, CARD)
     assert not collect.called
     monkeypatch.setattr(gc, "isenabled", lambda: False)
-    check_many(files, CARD)
-    assert collect.call_count == 2
+    check_many(files[:4], CARD)
+    assert (collect.call_count, many._KEPT) == (2, [24])
 
 
 def test_equal_jobs_are_played_once(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,16 @@ def _listed(work: Callable[[File], list[Checked]], files: Sequence[File]) -> lis
 
 
 def _in_turn(work: Callable[[File], list[Checked]], files: Sequence[File]) -> Iterator[list[Checked]]:
-    """One after the other, without what each leaves behind: where nothing collects it, a thousand leave gigabytes."""
-    for at, file in enumerate(files, start=1):
+    """One after the other, without what each leaves behind: where nothing collects it, a thousand leave gigabytes. It
+    takes as long as all that is kept is large, so it waits until there is twice as much."""
+    for file in files:
         yield work(file)
-        if at % TOGETHER == 0 and not gc.isenabled():
+        if not gc.isenabled() and sys.getallocatedblocks() > 2 * _KEPT[0]:
             gc.collect()
+            _KEPT[0] = max(FEW_BLOCKS, sys.getallocatedblocks())
+
+
+FEW_BLOCKS = 1_500_000
+"""Of memory that Python gives out: some 150 MiB."""
+_KEPT = [FEW_BLOCKS]
+"""So many were left when they were last collected, in this process."""
