@@ -154,7 +154,7 @@ def _in_turn(work: Callable[[File], list[Checked]], files: Sequence[File]) -> It
             _KEPT[0] = max(FEW_BLOCKS, sys.getallocatedblocks())
 
 
-FEW_BLOCKS = 1_500_000
-"""Of memory that Python gives out: some 150 MiB."""
+FEW_BLOCKS = 2_500_000
+"""Of memory that Python gives out: some 230 MiB."""
 _KEPT = [FEW_BLOCKS]
 """So many were left when they were last collected, in this process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from memplan.errors import MemplanError
@@ -16,6 +17,8 @@ from memplan.frameworks.sourced import project_of
 MOST_FILES = 40
 MOST_TELLING = 64
 """With those whose name speaks of a training."""
+MOST_ASKED = 8192
+"""Names that are kept with what lies there; of modules one in fifteen lies here."""
 _TELLING = re.compile(r"train|arg|conf|param|option")
 DATA = (".yaml", ".yml", ".json", ".toml")
 
@@ -28,13 +31,13 @@ class Files:
         self.bases = (starter, path) if starter else (path,)
         """Where configs are looked for: in the folder of the script that starts the program before its own."""
         self.added: list[str] = []  # to ``sys.path``
+        self._folders: dict[str, str] = {}
         self._data: dict[str, Document | None] = {}
-        self._folders: dict[str, list[str]] = {}
 
     def has(self, reference: str) -> bool:
         """Whether a config lies here."""
         reference = _of_here(reference)
-        return reference.endswith(DATA) and any(self._is(base, reference) for base in self.bases)
+        return reference.endswith(DATA) and any(_is(self._of(base), reference) for base in self.bases)
 
     def data(self, reference: str) -> Document | None:
         """A config; None where it is not here, or is none."""
@@ -64,22 +67,30 @@ class Files:
                 return found
         return None
 
-    def _is(self, base: str, reference: str) -> bool:
+    def _of(self, base: str) -> str:
         if base not in self._folders:
-            self._folders[base] = [str(each) for each in _around(base)]
-        return any(os.path.isfile(os.path.join(each, reference)) for each in self._folders[base])
+            self._folders[base] = _folder_of(base)
+        return self._folders[base]
 
     def _open(self, base: str, reference: str) -> Document | None:
         telling = reference.endswith(DATA) or _TELLING.search(reference.rpartition("/")[2])
         most = MOST_TELLING if telling else MOST_FILES
-        if self.opened >= most or not self._is(base, reference):
-            return None
-        try:
-            found = open_reference(Settings(base, {}), "import", reference)
-        except MemplanError:
-            return None
-        self.opened += 1
+        found = lying(self._of(base), reference) if self.opened < most else None
+        self.opened += found is not None
         return found
+
+
+@lru_cache(maxsize=MOST_ASKED)
+def lying(folder: str, reference: str) -> Document | None:
+    """What a program of this folder opens by this name: its neighbours ask for the same."""
+    try:
+        return open_reference(Settings(f"{folder}/_", {}), "import", reference) if _is(folder, reference) else None
+    except MemplanError:
+        return None
+
+
+def _is(folder: str, reference: str) -> bool:
+    return any(os.path.isfile(os.path.join(each, reference)) for each in around(folder))
 
 
 def _of_here(reference: str) -> str:
@@ -89,10 +100,16 @@ def _of_here(reference: str) -> str:
 
 def might_be(base: str, reference: str) -> bool:
     """Whether such a file is beside the program, in its project, or in a folder between."""
-    return any((each / reference).is_file() for each in _around(base))
+    return _is(_folder_of(base), reference)
 
 
-def _around(base: str) -> list[Path]:
-    here = Path(base).resolve().parent
+def _folder_of(base: str) -> str:
+    return os.path.dirname(os.path.realpath(base))
+
+
+@lru_cache(maxsize=256)
+def around(folder: str) -> tuple[str, ...]:
+    """A folder, its project's, and those between."""
+    here = Path(folder)
     top = project_of(here)
-    return [each for each in (here, *here.parents) if each.is_relative_to(top)]
+    return tuple(str(each) for each in (here, *here.parents) if each.is_relative_to(top))

@@ -14,8 +14,7 @@ from memplan.frameworks.documents import Document
 from memplan.frameworks.hydra import of_program
 from memplan.frameworks.own_copies import found_in
 from memplan.frameworks.programs import calls as python_calls
-from memplan.frameworks.programs import loops
-from memplan.frameworks.programs.files import Files
+from memplan.frameworks.programs import files, loops
 from memplan.frameworks.programs.run import Known, Run
 from memplan.frameworks.programs.text import program_of
 from memplan.frameworks.programs.values import Thing
@@ -75,7 +74,8 @@ class _Held:
 def forget() -> None:
     """Programs and scripts are gone through anew, and their projects looked for: files beside them, and those that they
     start, may have changed."""
-    for kept in (_cached, scripts.gone_through, pinned.pins_of, texts_of, in_copy, found_in, of_program):
+    projects = (texts_of, in_copy, found_in, of_program, files.lying, files.around)
+    for kept in (_cached, scripts.gone_through, pinned.pins_of, *projects):
         kept.cache_clear()
     sourced.forget()
 
@@ -97,7 +97,7 @@ def _go(text: str, path: str, known: Known) -> Run:
 
 def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
     starter = next((place.path for place in known.places.values() if place.path.endswith(SHELLS)), "")
-    program, run = program_of(text, path), Run(known, python_calls, Files(path, starter))
+    program, run = program_of(text, path), Run(known, python_calls, files.Files(path, starter))
     run.hopeful, run.saved_by = hopeful, lambda document: followed(document, Known()).saved
     parts = program.parts or [part for _, part in program.written]
     try:

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
@@ -20,11 +21,14 @@ MAX_LINES = 60_000
 MOST_PARSED = 160
 """Trees kept: twice the modules that one program reads (``files.MOST_TELLING``), which its neighbours read too."""
 SHORTER = "leave its training alone"
+_TEXT = r"'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\""
 _PIECE = re.compile(
-    r"(?P<text>'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\")"
-    r"|(?P<note>#[^\n]*)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<end>[,;\n])|(?P<sign>[-+*/%@&|^<>=.~]|\b(?:and|or|if|elif)\b)",
+    rf"(?P<text>{_TEXT})|(?P<note>#[^\n]*)|(?P<open>[(\[{{])|(?P<close>[)\]}}])|(?P<end>[,;\n])"
+    r"|(?P<sign>[-+*/%@&|^<>=.~]|\b(?:and|or|if|elif)\b)",
     re.DOTALL,
 )
+_WORDS, _UNOPENED = re.compile(rf"{_TEXT}|#[^\n]*", re.DOTALL), re.compile(r"[^()\[\]{}]+")
+_DEEPER = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
 _MAGIC = re.compile(r"^(?P<before>\s*(?:[\w, ]+=\s*)?)(?P<sign>!!?|%%?|\?)(?P<rest>.*)$")
 _PIN = re.compile(r"\b(trl|transformers|peft|unsloth|accelerate)(?:\[[\w,]+\])?\s*==\s*v?(\d+(?:\.\d+)*)")
 SHELLS = ("bash", "sh", "script", "shell")
@@ -97,7 +101,7 @@ def _refuse_deep(text: str, path: str) -> None:
     depth = chain = 0
     if text.count("\n") > MAX_LINES:
         raise NotPython(f"{path}: more than {MAX_LINES} lines", SHORTER)
-    for match in _PIECE.finditer(text):
+    for match in _PIECE.finditer(text) if _may_be_deep(text) else ():
         kind = match.lastgroup
         depth += (kind == "open") - (kind == "close")
         if kind in ("sign", "close"):
@@ -107,6 +111,13 @@ def _refuse_deep(text: str, path: str) -> None:
         if depth > MAX_NESTED or chain > MAX_CHAIN:
             line = text.count("\n", 0, match.start()) + 1
             raise NotPython(f"{path}, line {line}: an expression nested too deep to be read", SHORTER)
+
+
+def _may_be_deep(text: str) -> bool:
+    """Of code without strings and notes, by all brackets as one line has them, and what stands between two commas."""
+    code = "".join(_WORDS.sub("", text).split())
+    depths = [*accumulate(map(_DEEPER.__getitem__, _UNOPENED.sub("", code)), initial=0)]
+    return max(depths) - min(depths) > MAX_NESTED or max(map(len, code.replace(";", ",").split(","))) > MAX_CHAIN
 
 
 def _notebook(text: str, path: str) -> Program:
