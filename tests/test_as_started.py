@@ -180,6 +180,13 @@ def test_a_config_whose_name_speaks_of_a_preference_may_be_another_programs() ->
     assert check_file("a-dpo.yaml", {**CARD, "method": "sft"}).fits == "yes"
 
 
+def test_a_config_of_tuning_whose_name_speaks_of_a_preference_is_asked_about() -> None:
+    Path("qwen_dpo.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_seq_length: 256\ndataset_name: d\n")
+    found = check_file("qwen_dpo.yaml", CARD)
+    assert (found.fits, found.hint) == ("unclear", "add --method dpo, if it is"), found.text
+    assert check_file("qwen_dpo.yaml", {**CARD, "method": "sft"}).fits == "yes"
+
+
 def test_a_config_of_which_a_program_reads_nothing_is_not_its() -> None:
     """Its own model would answer for it: another program's, one of verl's, a list of tools."""
     own = OWN.replace('c["base"]', 'c.get("base", "Qwen/Qwen2.5-0.5B")').replace('c["rows"]', 'c.get("rows", 1)')

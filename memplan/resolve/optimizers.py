@@ -17,7 +17,7 @@ def optimizer(
     job: Job, trainer: Trainer, split: Split, spec: ModelSpec, accumulation: int, notes: Notes
 ) -> OptimizerChoice:
     """The optimizer's row, implementation and settings. Raises InvalidJob for what it cannot do, with the reason."""
-    row = _on_host(_row(job, trainer, notes), job, trainer, split, notes)
+    row = _on_flat(_on_host(_row(job, trainer, notes), job, trainer, split, notes), split, notes)
     implementation = _implementation(job, trainer, row, notes)
     row = _in_backward(row, implementation) if job.optimizer_args.in_backward else row
     _check(job, row, split, spec, accumulation)
@@ -54,6 +54,19 @@ def _on_host(row: Optimizer, job: Job, trainer: Trainer, split: Split, notes: No
         return row
     notes.remark(f"optimizer: with its states on the host {row.name} is DeepSpeed's Adam there: accelerate replaces it")
     return adam
+
+
+def _on_flat(row: Optimizer, split: Split, notes: Notes) -> Optimizer:
+    """torchao's on flat partitions, which are seldom a multiple of its block: AdamW's, whose states are whole
+    (``_new_buffer``). Its step is compiled, and counted from above, a tensor at a time."""
+    way = "zero" if split.is_deepspeed else split.name
+    whole = find_optimizer("adamw", "pytorch", "")
+    if row.library != "torchao" or way not in ("zero", "fsdp") or whole is None:
+        return row
+    notes.assume(
+        f"optimizer: torchao's {row.name} keeps whole states, as flat partitions are seldom of its block's size"
+    )
+    return whole._replace(implementations=("loop",), default_implementation="loop")
 
 
 def _in_backward(row: Optimizer, implementation: str) -> Optimizer:

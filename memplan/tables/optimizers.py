@@ -55,12 +55,8 @@ _AO_ROWS: dict[str, Any] = {
     "trainer_block": 256,
     "arguments": ("block_size",),
     "band": True,
-    "shardings": (*WHOLE, "fsdp2"),
-    "refusals": {
-        "zero": "flat partitions are seldom a multiple of the block, and torchao then keeps full fp32 states",
-        "fsdp": f"{_PIECES}, seldom a multiple of the block, and torchao then keeps full fp32 states",
-        **_MEGATRONS,
-    },
+    "shardings": (*WHOLE, "zero", "fsdp", "fsdp2"),
+    "refusals": _MEGATRONS,
     "notes": ("the step is compiled by torch.compile",),
     **_LOOP,
 }

@@ -46,6 +46,10 @@ def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Or
         found = {"rloo" if "rloo" in (word, _of_path(settings.path)) else "grpo": "num_generations"}
     if len(found) == 1:
         method, key = next(iter(found.items()))
+        named = method_of(settings.path)
+        if method == "sft" and named not in ("", "sft", "distill") and not word:
+            problem = f"{settings.where(key)}: {key} is of TRL's sft, and the file's name speaks of {named}"
+            raise NotKnown(problem, f"add --method {named}, if it is")
         return by_loss(settings, method, draft), Origin(FILE, f"{settings.where(key)}: {key}")
     if word in METHODS:
         return by_loss(settings, word, draft), Origin(FILE, f"{settings.path}: {said.group() if said else ''}")
