@@ -228,10 +228,13 @@ def test_scripts_of_others_with_the_same_name_are_not_its(tmp_path: Path) -> Non
 def test_what_dtensor_divides_is_counted_as_whole(tmp_path: Path) -> None:
     text = SFT.replace("tensor_parallel_size: 1", "tensor_parallel_size: 2\n    context_parallel_size: 2")
     found = read(tmp_path, text)
-    assert (found.job.tensor_parallel, found.job.context_parallel) == (1, 1)
-    above = [each.key.rpartition(".")[2] for each in found.unread if each.above]
-    assert above == ["tensor_parallel_size", "context_parallel_size"]
+    assert (found.job.tensor_parallel, found.job.context_parallel, found.job.attention) == (1, 2, "flash")
+    assert [each.key.rpartition(".")[2] for each in found.unread if each.above] == ["tensor_parallel_size"]
     assert resolve(found)
+    text = SFT.replace("tensor_parallel_size: 1", "tensor_parallel_size: 2\n    sequence_parallel: true")
+    found = read(tmp_path, text.replace("activation_checkpointing: false", "activation_checkpointing: true"))
+    assert (found.job.tensor_parallel, found.job.context_parallel) == (1, 2)
+    assert [each.key.rpartition(".")[2] for each in found.unread if each.above] == ["tensor_parallel_size"]
 
 
 def test_adapters_of_megatron(tmp_path: Path) -> None:

@@ -127,6 +127,15 @@ def test_delta_nets_are_whole_on_each_rank(tmp_path: Path) -> None:
     assert not read(tmp_path, text.replace("-parallel-size 2", "-parallel-size 1")).unread
 
 
+def test_layers_of_slimes_own_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    own = "--spec slime_plugins.models.gpt_oss get_gpt_oss_spec --window-attn-skip-freq 2 --num-experts 32"
+    (tmp_path / "models/tiny.sh").write_text(MODEL.replace("MODEL_ARGS=(", f"MODEL_ARGS=({own}"))
+    found = read(tmp_path, APART.replace("Qwen3-4B\n", "gpt-oss-20b-bf16\n"))
+    assert (found.job.model, found.unread) == ("openai/gpt-oss-20b", ())
+    assert resolve(found)
+
+
 def test_a_script_without_lengths_or_a_model_asks(tmp_path: Path) -> None:
     text = APART.replace("--rollout-max-response-len 8192", "").replace("--max-tokens-per-gpu 9216", "")
     assert "sequence_length" in decided(read(tmp_path, text))

@@ -20,6 +20,11 @@ from memplan.frameworks.nemo_rl.source import of_document, trainings
 from memplan.frameworks.own_words.names import OTHERS, bound_images
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg.", "policy.megatron_cfg."
+LIKE_RINGS = ("sequence_parallel", "activation_checkpointing")
+"""With these on tensor parallelism holds no more than if its GPUs shared the tokens: inputs that a layer made again
+gathers, but a part of each layer and of the vocabulary in place of the whole, which is more to this many tokens."""
+MOST_ALIKE = 1 << 15
+RINGS = "its GPUs are counted as sharing the tokens, each with whole layers, which takes more"
 OWN = words("train_micro_batch_size train_global_batch_size dtensor_cfg megatron_cfg max_total_sequence_length")
 """Keys of a policy that are NeMo RL's alone."""
 
@@ -124,10 +129,17 @@ def _others(keys: Keys, each: int, nodes: int) -> int:
 
 def _sizes(keys: Keys, backend: str, gpus: int) -> int:
     """Degrees of parallelism; how many GPUs one copy of a batch takes."""
-    inner = 1
-    for name, job_key in SIZES[backend]:
+    tokens = (keys.whole(f"{POLICY}max_total_sequence_length") or 0) * (
+        keys.whole(f"{POLICY}train_micro_batch_size") or 1
+    )
+    on = all(keys.flag(f"{DTENSOR}{each}") for each in LIKE_RINGS) and tokens <= MOST_ALIKE
+    inner, as_rings = 1, on and backend == "dtensor_cfg"
+    for name, divided in SIZES[backend]:
+        job_key = "context_parallel" if as_rings and divided == "tensor_parallel" else divided
         size = keys.whole(f"{POLICY}{backend}.{name}") or 1
-        if backend == "dtensor_cfg" and size > 1:
+        if size > 1 and job_key != divided:
+            keys.bound(f"{POLICY}{backend}.{name}", RINGS, "parallelism")
+        elif backend == "dtensor_cfg" and size > 1 and job_key != "context_parallel":
             why = "what its GPUs divide is counted as whole on each, which takes more"
             keys.bound(f"{POLICY}{backend}.{name}", why, "parallelism")
             continue
@@ -151,6 +163,8 @@ def _dtensor(keys: Keys) -> None:
     on = keys.flag(f"{DTENSOR}activation_checkpointing") or keys.flag(f"{POLICY}activation_checkpointing_enabled")
     keys.put("gradient_checkpointing", "full" if on else "none", f"{DTENSOR}activation_checkpointing")
     keys.put_on(f"{POLICY}sequence_packing.enabled", "attention", "flash")
+    if "context_parallel" in keys.draft.values:  # SDPA's flash kernel
+        keys.put("attention", "flash", f"{DTENSOR}context_parallel_size")
     if keys.flag(f"{DTENSOR}cpu_offload"):
         put_inner(keys, "fsdp", "cpu_offload", True, f"{DTENSOR}cpu_offload")
     every = keys.flag(f"{DTENSOR}lora_cfg.match_all_linear") is not False

@@ -25,7 +25,10 @@ PROGRAM = re.compile(
 )
 PACKS = {"seq_len": 2048, "micro_batch_size": 1}
 """Of an orchestrator, with defaults: tokens of a sample, and how many a packed row has (until October 2025)."""
-OF_TRAINER = words("optim loss scheduler ckpt weights weight_broadcast rollout_transport max_steps wandb monitors data")
+OF_TRAINER = words(
+    """optim loss scheduler max_async_level max_concurrent_runs ckpt weights weight_broadcast rollout_transport
+    max_steps wandb monitors data"""
+)
 OF_SFT = words("name seq_len micro_batch_size batch_size pack_function subsets splits loss_mask type")
 GPUS = {"trainer_gpus": "deployment.num_train_gpus", "inference_gpus": "deployment.num_infer_gpus"}
 """How many train and generate, until October 2025."""

@@ -30,7 +30,10 @@ QUANTISED = re.compile(r"(?i)[-_](fp8|int4|int8|awq|gptq|nvfp4|mxfp4|w\da\d+)(?!
 """In the name of a checkpoint that the engine serves as it is, while the trainer has weights of its own."""
 BOUNDED = words("rollout_max_prompt_len rollout_max_context_len")
 """What says how long a sample is with its prompt."""
-_MIXED = re.compile(r"slime_plugins\.models\.qwen3_(?:5|next)\b")
+_OWN = re.compile(r"slime_plugins\.models\.(qwen3_5|qwen3_next|gpt_oss)\b")
+OF_GPT_OSS = words(
+    """spec quick_geglu glu_linear_offset softmax_type window_attn_skip_freq window_size activation_func_clamp_value"""
+)
 OF_MIXED = ("spec", "attention_output_gate", "use_gated_attention", "sequence_parallel")
 DIVIDING = ("tensor_model_parallel_size", "context_parallel_size")
 WHOLE = "log-probabilities are counted at once, which takes more"
@@ -244,33 +247,44 @@ def _engine(keys: Keys) -> None:
         put(keys, "sleep", "none", "no_offload_rollout")
 
 
-def _mixed(keys: Keys) -> None:
-    """Qwen3-Next and Qwen3.5: the checkpoint's model. slime takes their delta nets from Hugging Face, whole on each
-    rank and over whole sequences (slime_plugins/models/hf_attention.py): where ranks divide the other layers, they are
-    counted as dividing none."""
-    said = keys.settings.values
-    name = str(said.get("hf_checkpoint", "")).rstrip("/").rpartition("/")[2]
-    if not _MIXED.search(str(said.get("spec"))) or not name or is_template(name):
-        return
-    keys.remark("delta nets are counted as Megatron's own", "spec")
-    for degree in (each for each in DIVIDING if said.get(each, 1) not in (1, "1")):
-        why = f"delta nets are whole on each of {said[degree]} GPUs, and so all layers are counted"
-        keys.bound(degree, why, "parallelism")
-    left = {*OF_MIXED, *DIVIDING, *SHAPE} - {"num_experts"}
-    values = {key: value for key, value in said.items() if key not in left}
-    if is_template(said["hf_checkpoint"]):
-        values["hf_checkpoint"] = f"/{name}"
+def _by_name(keys: Keys, *others: str) -> None:
+    """The checkpoint's model, by its name, in place of the arguments, which describe a part of it."""
+    left = {*others, *SHAPE} - {"num_experts"}
+    values = {key: value for key, value in keys.settings.values.items() if key not in left}
+    if is_template(values.get("hf_checkpoint")):
+        values["hf_checkpoint"] = f"/{_name(keys)}"
     keys.settings = replace(keys.settings, values=values)
     keys.skip("num_experts")
 
 
+def _name(keys: Keys) -> str:
+    found = str(keys.settings.values.get("hf_checkpoint", "")).rstrip("/").rpartition("/")[2]
+    return "" if is_template(found) else found
+
+
+def _mixed(keys: Keys) -> None:
+    """Qwen3-Next and Qwen3.5: slime takes their delta nets from Hugging Face, whole on each rank and over whole
+    sequences (slime_plugins/models/hf_attention.py): where ranks divide the other layers, they are counted as dividing
+    none."""
+    said = keys.settings.values
+    keys.remark("delta nets are counted as Megatron's own", "spec")
+    for degree in (each for each in DIVIDING if said.get(each, 1) not in (1, "1")):
+        why = f"delta nets are whole on each of {said[degree]} GPUs, and so all layers are counted"
+        keys.bound(degree, why, "parallelism")
+    _by_name(keys, *OF_MIXED, *DIVIDING)
+
+
 def _model(keys: Keys) -> None:
-    """By its own arguments, else by the name of its checkpoint."""
-    _mixed(keys)
+    """By its own arguments, else by the name of its checkpoint; so too layers of slime's own, and a model that sees."""
+    given, own = "model" in keys.draft.given, _OWN.search(str(keys.settings.values.get("spec")))
+    if own and _name(keys) and own[1] != "gpt_oss":
+        _mixed(keys)
+    elif own and _name(keys):
+        _by_name(keys, *OF_GPT_OSS)
     bound_images(keys, "hf_checkpoint", megatron=True)
-    if IMAGES in keys.draft.finishers and "model" not in keys.draft.given:  # the arguments are of its language model
-        keys.settings = replace(keys.settings, values={k: v for k, v in keys.settings.values.items() if k not in SHAPE})
-    if "model" in keys.draft.given or keys.has("num_layers"):
+    if IMAGES in keys.draft.finishers and not given:
+        _by_name(keys)
+    if given or keys.has("num_layers"):
         return
     if not keys.has("hf_checkpoint") or is_template(keys.get("hf_checkpoint")):
         raise keys.settings.error("hf_checkpoint", "the model's arguments are not here", MODEL)
