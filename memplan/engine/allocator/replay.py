@@ -31,12 +31,13 @@ def run(
     streams: Mapping[int, int],
     used_by: Mapping[int, Collection[int]],
     blocks: dict[int, Block],
+    kinds: dict[int | tuple[int, int], Kind],
     until: float,
 ) -> int:
-    """Play events (``StepEvents``) on blocks by number. Stops before reserving more than ``until``: events left."""
-    kinds: dict[int | tuple[int, int], Kind] = {}
+    """Play events (``StepEvents``) on blocks by number. Stops before reserving more than ``until``: events left.
+    ``kinds``: what this allocator's requests have been found to be."""
     expandable, left = allocator.settings.expandable_segments, iter(events)
-    allocated, peak, streams, used_by = allocator.allocated, allocator.peak_allocated, dict(streams), dict(used_by)
+    allocated, peak = allocator.allocated, allocator.peak_allocated
     try:
         for number, asked in left:
             if asked > 0:
@@ -171,6 +172,8 @@ class Playing:
     def __init__(self, recorded: StepEvents, allocator: CachingAllocator) -> None:
         self.recorded, self.allocator = recorded, allocator
         self.blocks: dict[int, Block] = {}
+        self.streams, self.used_by = dict(recorded.streams), dict(recorded.recorded)
+        self.kinds: dict[int | tuple[int, int], Kind] = {}
         self.position = self.before = 0
         """Events played, and the most that steps before the last reserved."""
         self.halts = _halts(recorded)
@@ -196,8 +199,9 @@ class Playing:
         self._go(end, until)
 
     def _go(self, end: int, until: float) -> bool:
-        of, events = self.recorded, self.recorded.events[self.position : end]
-        self.position = end - run(self.allocator, events, of.streams, of.recorded, self.blocks, until)
+        events = self.recorded.events[self.position : end]
+        left = run(self.allocator, events, self.streams, self.used_by, self.blocks, self.kinds, until)
+        self.position = end - left
         return self.position == end
 
     @property
