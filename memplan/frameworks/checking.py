@@ -226,12 +226,15 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     room = verdict.usable_bytes - verdict.high_bytes if bound else verdict.headroom_bytes
     gpus = int(report.job.get("num_gpus") or 1)
     short = f"short by {format_bytes(verdict.missing_bytes)}" if verdict.missing_bytes else "short of memory elsewhere"
-    more = f", up to {format_bytes(verdict.missing_bytes)} too much" if verdict.missing_bytes else ""
+    short = f"{format_bytes(-room)} too much" if room < 0 else short
+    worse = verdict.missing_bytes and verdict.high_bytes > verdict.usable_bytes - room
+    more = f", up to {format_bytes(verdict.high_bytes)} at the worst" if worse else ""
     left = short if verdict.fits == "no" else f"{format_bytes(room)} free{more}"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
     at_most = bound or any(each.above and each.decides for each in given.unread)
     needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
-    needs = f"{'at most ' if at_most else ''}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
+    above = "at most " if at_most and not worse else ""
+    needs = f"{above}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
     hint, where = "", given.origins.get("batch_size", "")
     if report.unclear:
         text = f"unclear: {report.unclear}; without that {needs} on {cards}"
@@ -244,13 +247,16 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
         reason = f"the engine {stays} start: {why}" if why else f"{needs}, {left}"
         hint = engine.hint if engine and not engine.starts else ""
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
-            reason = f"a node's memory is short; {needs}"
+            there = report.host.memory_bytes or 0
+            lacks = format_bytes(report.host.fullest[1] - there)
+            reason = f"a node's memory of {format_bytes(there)} is short by {lacks}; {needs}"
         text = f"{WORDS[verdict.fits]} {cards}: {reason}{f'; {report.lengths.words}' if report.lengths else ''}"
     remedy, write = "", tuple[str, ...]()
     if advise and (not hint if report.unclear else verdict.fits == "no" or report.engine_doubt):
         from memplan.frameworks.own_words.words import first_remedy  # which files that fit never load
 
         remedy, write = first_remedy(given, report)
+        hint = hint if report.unclear or not remedy else ""  # an engine that starts is not a job that fits
     told = tuple({name: getattr(each, name) for name in ("key", "where", "why", "decides")} for each in given.unread)
     return Checked(
         path, verdict.fits, text, placed(where, path)[0], given.framework, verdict.gpu, cards, device.expected,

@@ -60,7 +60,7 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
             f"trainer_version: {job.trainer_version} is later than {trainer.title} {newest_read(job.trainer)}, the "
             "newest that was read: its defaults are taken"
         )
-    elif job.trainer_version and len(TRAINERS[job.trainer]) == 1 and why:
+    elif job.trainer_version and "trainer_version" not in notes.taken and len(TRAINERS[job.trainer]) == 1 and why:
         notes.remark(f"trainer_version: {job.trainer_version} decides nothing: {why}")
     check_task(job, method, trainer, spec, notes)
     spec = as_class_runs(job, trainer, spec, notes)

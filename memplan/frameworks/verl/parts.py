@@ -29,6 +29,7 @@ def strategy_of(keys: Keys, found: Given) -> tuple[str, str]:
             return ENGINES[word], key
     if "megatron" in found.config:
         keys.skip(outer)
+        keys.defaults = {**keys.defaults, outer: "megatron"}  # as that config has it
         return "megatron", outer
     inner = str(keys.get(f"{ACTOR}fsdp_config.strategy" if found.kind == RL else outer) or "")
     said = next((key for key in (outer, "model_engine", "engine") if keys.has(key)), outer)
