@@ -174,7 +174,7 @@ def test_the_margin_decides(run: Run) -> None:
     assert "fits 24GB" in run("small.yaml", "--gpu", "24GB", "--margin", "0.1")[1]
     tight = run("small.yaml", "--gpu", "24GB", "--margin", "0.9")[1]
     assert "fits tightly 24GB" in tight
-    assert " free, up to " in tight and " at the worst" in tight
+    assert " free, up to " in tight.partition(" at the worst")[0]
 
 
 @pytest.mark.slow
