@@ -244,7 +244,7 @@ UNREAD = {
     ),
     "mindspeed": ("--swap-attention", ("swap_attention",)),
     "openrlhf": ("--ds.strange 3 --full_determinism", ("ds.strange", "train.full_determinism_enable")),
-    "llamafactory": ("use_badam: true\nstrange_key: 3", ("use_badam", "strange_key")),
+    "llamafactory": ("mixture_of_depths: load\nstrange_key: 3", ("mixture_of_depths", "strange_key")),
     "verl": (
         "actor_rollout_ref.model.mtp.enable=True trainer.n_gpu_per_node=4",
         ("actor_rollout_ref.model.mtp.enable", "trainer.n_gpu_per_node"),

@@ -309,8 +309,11 @@ def test_keys_that_went_tell_the_release(tmp_path: Path, more: str, release: str
     assert f"Axolotl {release} takes transformers {version}" in found.origins["trainer_version"]
 
 
-@pytest.mark.parametrize("key", ["flash_attn_fuse_mlp", "flash_attn_rms_norm", "flash_attn_cross_entropy"])
-def test_fused_layers_of_old_releases_are_counted_from_above(tmp_path: Path, key: str) -> None:
+ABOVE = ("flash_attn_fuse_mlp", "flash_attn_rms_norm", "flash_attn_cross_entropy", "chunked_cross_entropy")
+
+
+@pytest.mark.parametrize("key", ABOVE)
+def test_what_takes_no_more_is_counted_from_above(tmp_path: Path, key: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"{QLORA}{key}: true\n", encoding="utf-8")
     rows = [check_all(str(path), {"gpu": gpu})[0] for gpu in ("h100-80gb", "4GB")]

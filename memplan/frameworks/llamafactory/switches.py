@@ -72,6 +72,8 @@ NO_LESS = {
     **dict.fromkeys(
         ("galore_layerwise", "apollo_layerwise"), ("gradients are counted as held until the step", "optimizer")
     ),
+    "use_badam": ("all weights are counted as trained at once", "optimizer"),
+    "use_llama_pro": ("all weights are counted as trained, though only expanded blocks are", "freezing"),
     "use_unsloth_gc": ("checkpoints on the host are counted on the GPU", "checkpointing"),
 }
 """Switches that take no more than what is counted without them, and what they decide."""
