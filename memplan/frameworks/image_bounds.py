@@ -56,7 +56,8 @@ def fill_packed(where: str, key: str, megatron: bool, draft: Draft) -> None:
         fill_with_images(draft, where, key)
     seen = "images" in draft.values or "images" in draft.given
     length = int(draft.now("sequence_length") or 0)
-    packed = {name: int(draft.values[name]) for name in PACKED if name in draft.values and name not in draft.given}
+    counted = PACKED if megatron else PACKED[:1]  # beside Megatron scores are of whole sequences by themselves
+    packed = {name: int(draft.values[name]) for name in counted if name in draft.values and name not in draft.given}
     if not seen or not packed or not length:
         return
     own = int(draft.values.get("batch_size") or 0)
@@ -65,8 +66,8 @@ def fill_packed(where: str, key: str, megatron: bool, draft: Draft) -> None:
     draft.forget(*packed)
     draft.origins.pop("batch_size", None)
     draft.put("batch_size", rows, Origin(ASSUMED, f"{why} are counted as {rows} sequences of {length}"))
-    counted = f"packed rows with images are counted as {rows} whole sequences"
-    draft.bound(next(iter(packed)), where, counted, "batch", "" if own else "batch_size")
+    why = f"packed rows with images are counted as {rows} whole sequences"
+    draft.bound(next(iter(packed)), where, why, "batch", "" if own else "batch_size")
 
 
 CANVAS = 10**4

@@ -78,8 +78,6 @@ def _check_scoring(job: Job, method: Method) -> None:
             f"logprob_token_budget: {method.name} scores no rollout before its update",
             "leave it out, or use grpo, rloo or ppo",
         )
-    if job.images:
-        raise InvalidJob("logprob_token_budget: images in packed rows is not modelled", "leave it out")
     if job.logprob_token_budget < job.sequence_length:
         raise InvalidJob(
             f"logprob_token_budget: {job.logprob_token_budget} does not hold one sequence_length of "
@@ -96,6 +94,11 @@ def scoring_row(job: Job, in_megatron: bool, passes: bool, more: bool, notes: No
     if budget is not None and not passes:
         notes.remark("logprob_token_budget has no effect: nothing is scored before this trainer's update")
         return 0
+    if budget and job.images:
+        if in_megatron:
+            raise InvalidJob("logprob_token_budget: images in packed rows is not modelled", "leave it out")
+        notes.assume("logprob_token_budget: rows with images are scored as whole sequences")
+        budget = ceil_div(budget, job.sequence_length) * job.sequence_length
     if not in_megatron:
         return whole(job, budget) if budget else 0
     update = job.batch_size * job.sequence_length
