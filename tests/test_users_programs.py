@@ -125,6 +125,13 @@ def test_a_tokenizer_cuts_at_what_it_was_told() -> None:
     found = checked("a.py", TRUNCATED)
     assert (found.fits, found.job["sequence_length"]) == ("yes", 300)
     assert checked("b.py", TRUNCATED.replace("300", "100_000")).fits == "unclear"
+    told = TRUNCATED.replace("tokenizer.model_max", "if tokenizer.model_max_length > 10**5:\n    tokenizer.model_max")
+    told = told.replace('.map(lambda row: tokenizer(row["text"], truncation=True))', "").replace(
+        "Trainer(model", "SFTTrainer(max_seq_length=tokenizer.model_max_length, model"
+    )
+    found = checked("d.py", "from trl import SFTTrainer\n" + told)
+    assert found.job["sequence_length"] == 300, found.text
+    assert "no bound of its own" in str(found.assumed)
     cut = TRUNCATED.replace("truncation=True", "truncation=True, max_length=200")
     assert checked("c.py", cut).job["sequence_length"] == 200
 

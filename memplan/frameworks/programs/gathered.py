@@ -158,6 +158,10 @@ class Gathered:
             self.values[key] = next(said, "steps")
             self.bounds["eval_batch_size"] = f"{place}: {key} {verb(unknown)}: an evaluation is counted"
             return True
+        if set(map(type, unknown.either)) == {type(None), int} and "model_max_length >" in unknown.text:
+            (self.values[key],) = {each for each in unknown.either if each is not None}
+            self.bounds[ASKS[key]] = f"{place}: {key} {verb(unknown)}: of a tokenizer that has no bound of its own"
+            return True
         kind = {"gradient_checkpointing": bool, "attn_implementation": str}.get(key, int)
         if key not in LARGEST or not unknown.either or any(type(each) is not kind for each in unknown.either):
             return False

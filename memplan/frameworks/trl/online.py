@@ -159,12 +159,14 @@ def _vllm(keys: Keys, method: str) -> None:
     mode = (keys.text("vllm_mode") or "").lower()
     put_engine(keys, "vllm", "use_vllm", separate={"server": True, "colocate": False}.get(mode))
     served = mode != "colocate" and put_server(keys)
-    if mode == "server" and not served:
-        bound_server(keys, "vllm_mode")
+    silent = (0, 18) <= keys.draft.version < (1,) and not keys.has("vllm_device")  # then a server, wherever it is
+    names = ("vllm_mode",) if mode == "server" else () if mode else (*SERVER, *(["use_vllm"] if silent else []))
+    if server := next((key for key in names if keys.has(key) and not served), ""):
+        bound_server(keys, server)
     if mode not in ("server", "colocate", ""):
         keys.warn("vllm_mode", "neither server nor colocate", "engine")
-    if not mode and not served and any(keys.has(key) for key in SERVER):
-        put(keys, "placement", "separate", next(key for key in SERVER if keys.has(key)))
+    if server in SERVER and not mode:
+        put(keys, "placement", "separate", server)
     if keys.has("vllm_device"):
         keys.draft.finishers["vllm device"] = partial(_device, keys)
     elif not mode and not served and (old := next((key for key in OLD if keys.has(key)), "")):
