@@ -205,12 +205,19 @@ def test_what_a_policy_and_a_critic_both_move_is_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "above"), [("_mode server", True), ("_server_host 10.0.0.1", True), ("_mode colocate", False)]
+)
+def test_a_server_whose_command_is_not_here_decides_no_refusal(tmp_path: Path, said: str, above: bool) -> None:
+    found = read(tmp_path, f"{TRL}--use_vllm --vllm{said}")
+    assert any("says how it runs" in each.why for each in found.unread) is above
+
+
+@pytest.mark.parametrize(
     ("text", "key", "why"),
     [
         (f"{TRL}--use_vllm --vllm_gpu_memory_utilization 1.4", "vllm_gpu_memory_utilization", "'1.4' is no share"),
         (f"{TRL}--use_vllm --vllm_gpu_memory_utilization $UTIL", "rollout.gpu_memory_utilization", "$UTIL"),
         (f"{TRL}--use_vllm --vllm_mode remote", "vllm_mode", "neither server nor colocate"),
-        (f"{TRL}--use_vllm --vllm_server_host 10.0.0.1", "vllm_server_host", "says how it runs"),
         (f"{TRL}--use_transformers_paged", "use_transformers_paged", "continuous batching"),
         (
             f"{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.gpu_memory_utilization=$UTIL",
