@@ -8,7 +8,7 @@ from drawing import over
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.absent import ROWS
-from memplan.frameworks.asking import MODEL, SEEING
+from memplan.frameworks.asking import MODEL, SEEING, SUCH
 from memplan.frameworks.checking import Checked, check_file
 from memplan.frameworks.deciding import SUBJECTS, subject_of
 from memplan.frameworks.hugging_face.dialect_names import HARMLESS, MEANINGS, NAMES
@@ -246,9 +246,11 @@ def test_a_model_is_asked_for_that_has_what_the_file_has() -> None:
     clip = "mlp2x_gelu --vision_tower openai/clip-vit-large-patch14-336"
     assert check(f"{own} {clip}").hint == MODEL
     for tower in (clip.replace("mlp2x_gelu", "mine"), "mlp2x_gelu --vision_tower ./mine.pt"):
-        assert check(f"{own} {tower}").hint == SEEING.replace("or another that sees", "with your own values"), tower
+        hint = f"{SEEING.partition(',')[0]} {SUCH['images']}, with your own values"
+        hint = hint if ".pt" in tower else hint.replace(f" {SUCH['images']}", "")
+        assert check(f"{own} {tower}").hint == hint, tower
     known = check(f"{own} mlp2x_gelu --vision_tower ./mine.pt".replace("./mine ", "Qwen/Qwen2.5-0.5B "))
-    assert known.hint.startswith(SEEING[:37]), known.hint
+    assert known.hint.startswith(SEEING[:36]), known.hint
     seen = check(f"{own[:27]} --per_device_train_batch_size 1 --output_dir x --freeze_connector True --bf16").hint
     assert seen.startswith(SEEING[:36]), seen
     assert "--set images.per_example=1" in seen, seen

@@ -300,6 +300,7 @@ def test_megatrons_options_that_nothing_sets_are_said(tmp_path: Path) -> None:
     [
         ("Llama2Tokenizer --tokenizer-model ./tokenizer.model", 128256),
         ("Llama2Tokenizer --tokenizer-model /data/llama2/tokenizer.model", 32000),
+        ("Llama2Tokenizer --tokenizer-model /data/llama2_ja_16k/merged.model", 128256),
         ("HuggingFaceTokenizer --tokenizer-model Qwen/Qwen2.5-7B", 152064),
         ("HuggingFaceTokenizer --tokenizer-model /data/gemma-2-9b", 256000),
         ("HuggingFaceTokenizer --tokenizer-model me/mine", 128256),
@@ -383,6 +384,12 @@ def test_what_megatron_computes_by_other_code(tmp_path: Path, more: str, key: st
     """Products in fp4, and torch's own norms, are not counted: unclear."""
     file, text = FILES["megatron"]
     assert (key, decides) in {(each.key, each.decides) for each in read(tmp_path, f"{text} {more}\n", file).unread}
+
+
+def test_flames_config_is_the_model_and_not_torchtitans_debug_model(tmp_path: Path) -> None:
+    file, text = FILES["torchtitan"]
+    text = changed(changed(text, 'name = "llama3"', ""), 'flavor = "8B"', 'config = "Qwen/Qwen2.5-0.5B"')
+    assert read(tmp_path, text, file).job.model == "Qwen/Qwen2.5-0.5B"
 
 
 def test_megatrons_legacy_layers_keep_what_no_kernel_fuses(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ def test_platform_file(tmp_path: Path) -> None:
     text = f"name: run\ncompute:\n  gpus: 16\ncommand: composer train/train.py $PARAMETERS\nparameters:\n{inner}"
     job = read(tmp_path, text).job
     assert (job.num_gpus, job.gpus_per_node, job.sequence_length, job.batch_size) == (16, 8, 1024, 4)
+    mounted = text.replace("$PARAMETERS", "/mnt/config/parameters.yaml")  # where the platform puts them
+    assert read(tmp_path, mounted).job == job
 
 
 @pytest.mark.slow

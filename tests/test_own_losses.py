@@ -47,6 +47,19 @@ BEGIN = "class Own(Trainer):\n    def compute_loss(self, model, inputs, return_o
 END = '\nmodel = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n' + PLAIN
 
 
+def test_what_a_trainers_compute_loss_is_copied_from_is_followed() -> None:
+    """transformers' own: labels that were there are none no more, and a memory is handed on by few models."""
+    body = """labels = inputs.pop("labels") if self.label_smoother is not None else None
+        outputs = model(**inputs)
+        if self.args.past_index >= 0:
+            self._past = outputs[self.args.past_index]
+        if labels is not None:
+            return self.label_smoother(outputs, labels)
+        return outputs["loss"] if isinstance(outputs, dict) else outputs[0]"""
+    found = walked(BEGIN + body + END)
+    assert (found.fits, found.at_most) == ("yes", True), found.text
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [

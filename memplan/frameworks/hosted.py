@@ -19,6 +19,8 @@ MARKS = tuple(
 VARIABLES = words("env envs envVars env_variables environment")
 SCRIPTS, PROGRAM, HANDED = words("run script"), words("command entrypoint"), words("args arguments")
 SHELL = re.compile(r"(.*/)?(ba|z|da)?sh")
+MOUNTED = "/mnt/config/parameters.yaml"
+"""Where MosaicML's platform puts the file's own ``parameters``, which a script that reads them is given."""
 MOST = 64
 """Scripts of one file that are looked at."""
 
@@ -28,7 +30,8 @@ def opened(document: Document) -> Document:
     if document.form != "yaml" or not any(marks <= document.keys for marks in MARKS):
         return document
     texts = [text for _, text in zip(range(MOST), _scripts(document.settings.values, ""), strict=False)]
-    if not texts:
+    mounted = isinstance(document.settings.values.get("parameters"), Mapping) and any(MOUNTED in each for each in texts)
+    if not texts or mounted:
         return document
     try:
         return document_of(_placed(texts, document.text), document.path, "shell")

@@ -109,7 +109,11 @@ def read_images(dialect: Dialect) -> None:
     keys.skip(*MANY)
     if many and not keys.has(dialect.one("images")):
         found, of_tower = {}, many
-    if "images" in keys.draft.given or dialect.tower == UNKNOWN or not (key or of_tower):
+    if "images" in keys.draft.given or not (key or of_tower):
+        return
+    if dialect.tower == UNKNOWN:  # with the model that sees them
+        if not found:
+            keys.draft.ask("images", keys.settings.where(of_tower), "how many images an example has, and how large")
         return
     if found:
         many = f"{found['per_example']} tiles of a packed row" if found["per_example"] != 1 else "one image an example"

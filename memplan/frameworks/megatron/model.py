@@ -16,6 +16,8 @@ PATCHED = {"qwen2": 151643, "qwen2vl": 151643, "llama3": 128000, "llama": 32000,
 """Pai-Megatron-Patch's patch_tokenizer_type, which extra_vocab_size adds to (megatron_patch/tokenizer/__init__.py)."""
 ASSUMED_VOCABULARY = 128256
 _SIZED = re.compile(r"(?i)(?:tok[a-z]*|vocab|bpe|spm)[_-](\d{5,6})(?!\d)")
+_GROWN = re.compile(r"(?i)merged|exten[ds]|expan[ds]|chinese|korean|japan|jalm|\d+k(?![a-z])")
+"""In the path of a tokenizer that has more tokens than the one it was made of."""
 _LLAMA_2 = re.compile(r"(?i)llama-?_?2|llama(?!-?_?[34])|mi[sx]tral")
 """In the path of a tokenizer of 32,000 tokens."""
 SHAPE = words_of(
@@ -90,7 +92,7 @@ def _vocabulary(keys: Keys) -> int:
         keys.draft.warn("vocab_file", keys.settings.where("vocab_file"), why, "model", "write --vocab-size beside it")
     file = str(keys.get("tokenizer_model") or "")
     size = VOCABULARIES.get(kind) or vocabulary_by_name(file)
-    if not size and kind in ("llama2tokenizer", "llamatokenizer") and _LLAMA_2.search(file):
+    if not size and kind in ("llama2tokenizer", "llamatokenizer") and _LLAMA_2.search(file) and not _GROWN.search(file):
         size = 32000
     size = size or ASSUMED_VOCABULARY
     if kind != "gpt2bpetokenizer":  # the others' is that of a file

@@ -115,6 +115,7 @@ def _beside(keys: Keys) -> None:
 def _model(model: Keys, keys: Keys) -> None:
     """By name and flavor; a model of transformers by its Hub id."""
     name, flavor = model.text("name") or "llama3", model.text("flavor") or "debugmodel"
+    model.text("config")
     _converters([str(item) for item in model.get("converters") or ()], model, keys)
     model.close(words("hf_assets_path tokenizer_path print_after_conversion tokenizer_name norm_type"))
     other = keys.section("hf_transformers").text("model")
@@ -125,6 +126,8 @@ def _model(model: Keys, keys: Keys) -> None:
     shape = shape.removesuffix("_flex").removesuffix("_varlen")
     if other:
         keys.put("model", other, "hf_transformers")
+    elif config := model.text("config"):  # fla-org/flame, whose models have a config.json
+        model.put("model", config, "config")
     elif (base, shape) in FLAVORS:
         model.put("model", FLAVORS[base, shape], "flavor", "name")
     elif base in DEBUG and shape == ("debugmodel_moe" if base == "qwen3" else "debugmodel"):

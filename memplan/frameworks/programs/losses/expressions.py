@@ -1,6 +1,7 @@
 """Expressions of a walked loss."""
 
 import ast
+import operator
 from typing import Any
 
 from memplan.frameworks.programs.losses import operations
@@ -132,7 +133,7 @@ class Expressions:
         values = [self.value(each) for each in (node.left, *node.comparators)]
         a, b = values[0], values[-1]
         if isinstance(node.ops[0], (ast.Is, ast.IsNot)) and b is None:
-            large = isinstance(a, Held) and (a.big or a.tensor.node is not None)
+            large = isinstance(a, Held) and (a.big or a.tensor.node is not None or a.tensor is self.maker.given.tensor)
             known = is_plain(a) or large or isinstance(a, (Batch, Outputs, Model, Bound))
             return (a is None) == isinstance(node.ops[0], ast.Is) if known else self.maker.number
         if isinstance(node.ops[0], (ast.In, ast.NotIn)):
@@ -140,6 +141,9 @@ class Expressions:
             return isinstance(node.ops[0], ast.NotIn) if inside else self.maker.number
         if len(values) == 2 and all(is_plain(each) for each in values) and isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
             return (a == b) == isinstance(node.ops[0], ast.Eq)
+        order = {ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le}
+        if len(values) == 2 and all(isinstance(each, (int, float)) for each in values) and type(node.ops[0]) in order:
+            return order[type(node.ops[0])](a, b)
         return (
             operations.binary(self.maker, "<", a, b)
             if any(isinstance(each, Held) for each in values)
@@ -192,14 +196,14 @@ class Expressions:
             return self.maker.number._replace(rows=0)
         if any(word in key.lower() for word in WIDE):
             raise NotBounded(f"{key} of the batch")
-        return self.maker.number._replace(rows=1)
+        return self.maker.given if key in ("labels", "input_ids") else self.maker.number._replace(rows=1)
 
     def _of_outputs(self, owner: Outputs, key: Any) -> Any:
         if key in ("logits", "loss", "hidden_states", "last_hidden_state"):
             return self._output(owner, key)
         if key in (0, 1):
             return (([owner.loss] if owner.loss is not None else [])[key:] and owner.loss) or owner.logits
-        raise NotBounded(f"outputs[{key}]")
+        raise NotBounded(f"outputs[{key}]" if is_plain(key) else "one of a model's outputs")
 
     def _output(self, owner: Outputs, name: str) -> Any:
         if name == "hidden_states":
@@ -216,6 +220,8 @@ class Expressions:
         if written in self.names:
             return self.names[written]
         owner = self.value(node.value)
+        if node.attr == "past_index":  # TrainingArguments: of models with a memory, which their Trainer hands on
+            return -1
         if isinstance(owner, Ref):
             return Ref(f"{owner.name}.{node.attr}")
         if isinstance(owner, Outputs):

@@ -63,6 +63,8 @@ class Maker:
         self.itemsize = itemsize
         """Bytes of an element as a model gives it."""
         self.number = Held(Tensor(dim_of(SMALL, 1), FP32, None))
+        self.given = Held(Tensor(dim_of(SMALL, 1), FP32, None))
+        """What every batch has."""
 
     def new(self, kind: str, rows: int, itemsize: int = FP32) -> Held:
         """One without a graph."""
