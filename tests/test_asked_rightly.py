@@ -121,7 +121,12 @@ def test_a_missing_model_is_asked_for_before_anything_else() -> None:
 
 def test_a_program_of_openrlhf_that_is_not_modelled_is_named() -> None:
     found = checked("deepspeed --module openrlhf.cli.train_rejection --pretrain a/b --max_len 512\n", "run.sh")
-    assert (found.fits, found.text) == ("error", "train_rejection is not modelled")
+    assert (found.fits, found.hint.split(",")[0]) == ("unclear", "add --method sft --without program")
+    own = "deepspeed --num_gpus 1 cli/train_simpo.py --pretrain Qwen/Qwen2.5-0.5B --max_len 512 --bf16 "
+    own += "--micro_train_batch_size 1 --zero_stage 3"
+    assert checked(own, "run.sh").hint.startswith("add --method dpo --without program")
+    typed = checked(own, "run.sh", method="dpo", without=("program",))
+    assert (typed.fits, typed.job["method"]) == ("yes", "dpo")
 
 
 def test_a_word_of_the_command_that_names_the_model_has_no_adapters() -> None:

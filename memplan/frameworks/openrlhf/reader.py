@@ -10,6 +10,7 @@ from memplan.frameworks import processes
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.copies import OPENRLHF
 from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.fsdp_keys import put_inner
 from memplan.frameworks.generating import put
 from memplan.frameworks.launch import launch_of
@@ -24,8 +25,8 @@ from memplan.frameworks.shell.reader import Command, options_of
 from memplan.units import ceil_div
 
 _PROGRAM = re.compile(r"openrlhf[./]cli[./]train_(\w+)")
-_EXAMPLE = re.compile(r"(?:^|/)train_(sft|dpo|kto|rm|prm|ppo|ppo_ray)\.py$")
-"""Its programs before 0.4, of the folder ``examples``, and what is made of them."""
+_EXAMPLE = re.compile(r"(?:^|/)train_(\w+)\.py$")
+"""Its programs before 0.4, of the folder ``examples``, what is made of them, and what a project adds to a copy."""
 _ITS_OWN = ("--micro_train_batch_size", "--zero_stage")
 
 
@@ -52,9 +53,7 @@ def read(document: Document, draft: Draft) -> None:
     alone = name == "ppo"  # to 0.7, without Ray: all models in each process, and the policy generates
     name = "ppo_ray" if alone else name
     if name not in PROGRAMS:
-        raise InvalidJob(
-            f"{document.path}, line {command.line}: train_{name} is not modelled", f"modelled: {', '.join(PROGRAMS)}"
-        )
+        name = _counted_as(name, f"{document.path}, line {command.line}", draft)
     values, lines, _ = options_of(command.words[place + 1 :])
     spelled = {_new_name(key, name): key for key in table.OLD_NAMES} if table.OLD_NAMES.keys() & values.keys() else {}
     values = {_new_name(key, name): value for key, value in values.items()}
@@ -70,6 +69,19 @@ def read(document: Document, draft: Draft) -> None:
         draft.facts["openrlhf alone"] = True
         _put_processes([command, *(each for each, _, _ in found)], document.path, draft)
     read_arguments(keys, name)
+
+
+def _counted_as(name: str, where: str, draft: Draft) -> str:
+    """The program of ``--method`` in the place of one of the project's own with OpenRLHF's options, which is said.
+    Raises NotKnown where there is no such option."""
+    meant = next((each for each, row in PROGRAMS.items() if row["method"] == draft.options.get("method")), "")
+    if not meant:
+        like = "dpo" if name.endswith("po") else "sft"
+        hint = f"add --method {like} --without program, if it takes what train_{like} does"
+        raise NotKnown(f"{where}: train_{name} is none of OpenRLHF's programs ({', '.join(PROGRAMS)})", hint)
+    why = f"train_{name} is counted as OpenRLHF's train_{meant}"
+    draft.warn("program", where, why, "method", "add --without program, if it takes no more")
+    return meant
 
 
 def _new_name(key: str, program: str) -> str:
