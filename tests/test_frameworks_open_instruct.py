@@ -15,6 +15,10 @@ BF16 = "accelerate launch --mixed_precision bf16 "
 ACCELERATE = f"{BF16}--num_processes 8 --use_deepspeed {STAGE_3} "
 SFT = "open_instruct/finetune.py --model_name_or_path smollm2-135m --max_seq_length 512 --per_device_train_batch_size 1"
 DPO = SFT.replace("finetune.py", "dpo_tune_cache.py")
+THREAD = (
+    "python open_instruct/ppo_vllm_thread_ray_gtrl.py --model_name_or_path smollm2-135m --reward_model_path nobody/rm "
+    "--response_length 256 --max_prompt_token_length 256 --local_rollout_forward_batch_size 4"
+)
 GRPO = "open_instruct/grpo_fast.py --model_name_or_path smollm2-135m --pack_length 1024 --per_device_train_batch_size 1"
 
 
@@ -59,8 +63,10 @@ def job(folder: Path, text: str, name: str = "train.sh", **options: Any) -> dict
         ("uv run " + GRPO + " --num_learners_per_node 8 4 --deepspeed_stage 3",
          {"method": "grpo", "num_gpus": 12, "sequence_length": 1024, "gradient_checkpointing": "full",
           "reference": "resident", "fits": "yes"}),
-        ("python open_instruct/grpo_vllm_thread_ray_gtrl.py --model_name_or_path smollm2-135m --response_length 256 "
-         "--max_prompt_token_length 256 --local_rollout_forward_batch_size 4", {"logprob_token_budget": 2048}),
+        (f"{THREAD.replace('ppo', 'grpo')} --reward_model_multiplier 0.0",
+         {"logprob_token_budget": 2048, "method": "grpo", "extra_models": []}),
+        (THREAD, {"method": "ppo", "extra_models": [{"role": role, "model": "smollm2-135m", "placement": "resident"}
+                                                    for role in ("critic", "reward")]}),
         ("python " + GRPO + " --load_ref_policy False --beta 0.0", {"reference": "none", "num_gpus": 1,
                                                                     "sharding": "zero0"}),
     ],

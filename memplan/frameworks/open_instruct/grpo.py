@@ -1,13 +1,15 @@
-"""open-instruct's GRPO: learners on DeepSpeed, rows packed to ``pack_length``, engines on GPUs of their own.
+"""open-instruct's GRPO and PPO: learners on DeepSpeed, rows packed to ``pack_length``, engines on GPUs of their own.
 
 Source: allenai/open-instruct@e6c3044 grpo_fast.py, grpo_utils.py, utils.py: get_train_ds_config, get_eval_ds_config."""
 
 from typing import Any
 
+from memplan.errors import MemplanError
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import Keys
 from memplan.frameworks.documents import Settings
 from memplan.frameworks.generating import VLLM, put, put_engine, read_fields
+from memplan.models import load_model
 
 
 def read_grpo(keys: Keys, program: str) -> None:
@@ -25,13 +27,32 @@ def read_grpo(keys: Keys, program: str) -> None:
     _lengths(keys, program)
     gpus = _learners(keys)
     _zero(keys, gpus)
-    forward, batch = keys.whole("local_rollout_forward_batch_size") or 1, keys.whole("per_device_train_batch_size") or 1
-    if forward > batch and program != "grpo_fast":
+    if program != "grpo_fast":
+        _scores(keys, program.startswith("ppo"))
+    _engines(keys)
+
+
+def _scores(keys: Keys, critic: bool) -> None:
+    """Rollouts scored so many at once; a value model of the reward model's shape, which is updated in each micro-step
+    before the policy, and that itself where its score has a weight (ppo_vllm_thread_ray_gtrl.py: from_pretrained)."""
+    local, each = (keys.whole(name) or 1 for name in ("local_rollout_batch_size", "num_samples_per_prompt_rollout"))
+    forward = min(keys.whole("local_rollout_forward_batch_size") or 1, local * each)
+    if forward > (keys.whole("per_device_train_batch_size") or 1):
         tokens = forward * int(keys.draft.now("sequence_length") or 0)
         keys.put("logprob_token_budget", tokens, "local_rollout_forward_batch_size")
-    keys.skip("local_rollout_forward_batch_size")
-    keys.warn("reward_model_path", "the reward model beside the learner is not counted", decides="model")
-    _engines(keys)
+    roles = (["critic"] if critic else []) + (["reward"] if keys.number("reward_model_multiplier") else [])
+    if roles:
+        path = keys.text("reward_model_path")
+        try:
+            load_model(path or "")
+        except MemplanError:
+            path = keys.draft.said.get("model")
+            keys.remark("not known here, and counted in the policy's shape", "reward_model_path")
+        keys.put("extra_models", [{"role": role, "model": path} for role in roles], "reward_model_path")
+    keys.skip(
+        "reward_model_path", "reward_model_multiplier", "local_rollout_batch_size", "num_samples_per_prompt_rollout",
+        "local_rollout_forward_batch_size",
+    )  # fmt: skip
 
 
 def _engines(keys: Keys) -> None:

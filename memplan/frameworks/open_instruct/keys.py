@@ -13,12 +13,13 @@ _PARTS = parts_of(__file__)
 
 METHODS = pairs_of(
     """finetune=sft dpo_tune_cache=dpo dpo_tune=dpo reward_modeling=reward grpo_fast=grpo
-    grpo_vllm_thread_ray_gtrl=grpo"""
+    grpo_vllm_thread_ray_gtrl=grpo ppo_vllm_thread_ray_gtrl=ppo"""
 )
 """A program -> what it trains."""
+ONLINE = ("grpo", "ppo")
 ELSEWHERE = words(
-    """dpo grpo ppo olmo_core_finetune olmo_core_train_modules ppo2 ppo_vllm_thread_ray_gtrl ppo_vllm_thread ppo_fast
-    online_dpo_vllm_thread rejection_sampling"""
+    """dpo grpo ppo olmo_core_finetune olmo_core_train_modules ppo2 ppo_vllm_thread ppo_fast online_dpo_vllm_thread
+    rejection_sampling"""
 )
 """Programs that train on OLMo-core, or in loops that are not modelled."""
 OWN_NAMES = words("dpo_tune_cache dpo_tune grpo_fast grpo_vllm_thread_ray_gtrl ppo_vllm_thread_ray_gtrl")
@@ -31,6 +32,12 @@ _SHARED: dict[str, Any] = settings_in(
 _GRPO: dict[str, Any] = _SHARED | settings_in(
     "deepspeed_stage=0 deepspeed_zpg=8 num_learners_per_node=1 load_ref_policy=true temperature=1.0 beta=0.05"
 )
+_THREAD: dict[str, Any] = _GRPO | settings_in(
+    """per_device_train_batch_size=1 max_prompt_token_length=256 response_length=53 local_rollout_batch_size=64
+    local_rollout_forward_batch_size=64 num_samples_per_prompt_rollout=1 reward_model_path=EleutherAI/pythia-160m
+    reward_model_multiplier=1.0 temperature=0.7"""
+)
+"""@2025-08 grpo_vllm_thread_ray_gtrl.py, ppo_vllm_thread_ray_gtrl.py."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "finetune": _SHARED,
     "dpo_tune_cache": {**_SHARED, "loss_type": "dpo_norm", "concatenated_forward": True},
@@ -41,8 +48,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         use_flash_attn=false fused_optimizer=false"""
     ),
     "grpo_fast": {**_GRPO, "pack_length": 512},
-    "grpo_vllm_thread_ray_gtrl": _GRPO
-    | settings_in("per_device_train_batch_size=1 max_prompt_token_length=256 response_length=53"),
+    "grpo_vllm_thread_ray_gtrl": _THREAD,
+    "ppo_vllm_thread_ray_gtrl": _THREAD,
 }
 
 TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]

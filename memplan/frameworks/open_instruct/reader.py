@@ -32,7 +32,7 @@ def read(document: Document, draft: Draft) -> None:
         settings = _in_new_names(document.settings)
         program = _program_of_file(settings, draft)
         read_arguments(settings, draft, program, document.path)
-        if table.METHODS[program] != "grpo":
+        if table.METHODS[program] not in table.ONLINE:
             _as_shipped(draft, document.path)
         return
     launch = only_launch(list(trainings(document)))
@@ -42,7 +42,7 @@ def read(document: Document, draft: Draft) -> None:
             f"{launch.where}: open-instruct's {program}.py is not modelled", f"modelled: {', '.join(table.METHODS)}"
         )
     read_arguments(_in_new_names(with_config(launch, draft)), draft, program, f"{launch.where}: {launch.program}")
-    if table.METHODS[program] == "grpo":
+    if table.METHODS[program] in table.ONLINE:
         return  # Ray starts the learners
     read_launcher(launch, draft)
     if "quantization" in draft.values and draft.facts.get("amp", ("no",))[0] == "no":
@@ -91,7 +91,7 @@ def read_arguments(settings: Settings, draft: Draft, program: str, where: str) -
         Origin(DEFAULT, f"{FRAMEWORK.label}: from_pretrained(dtype={keys.defaults['torch_dtype']})"),
     )
     keys.skip("torch_dtype", "model_dtype")
-    if method == "grpo":
+    if method in table.ONLINE:
         draft.put("method", method, Origin(FILE, where))
         read_grpo(keys, program)
     else:
