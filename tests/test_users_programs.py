@@ -65,6 +65,8 @@ METRICS = """\
         (METRICS.replace("out =", "more = model(**batch).logits\n        out ="), "unclear"),
         (METRICS.replace("losses.mean()", "self.mine(model)") + "    def mine(self, model): ...\n", "unclear"),
         (LOSS.replace("chosen_logps, rejected_logps,", "policy_logits, rejected_logps,"), "unclear"),
+        (METRICS.replace("get_batch_loss_metrics", "compute_loss"), "yes"),
+        (METRICS.replace("losses.mean()", "out['chosen_logits'].softmax(-1).mean()"), "unclear"),
         ("    def concatenated_forward(self, model, batch):\n        return model(**batch)\n", "unclear"),
     ],
 )
@@ -74,6 +76,26 @@ def test_a_loss_of_log_probabilities_is_a_number_for_each_row(methods: str, fits
     assert found.framework in ("TRL 0.22", ""), found.framework  # by torch_dtype; without it by these methods, 0.28
     newer = checked("b.py", DPO.format(methods=methods).replace("torch_dtype", "dtype"))
     assert newer.framework in ("TRL 0.28", "")
+
+
+TOKENS = """\
+from trl import GRPOConfig, GRPOTrainer
+class Mine(GRPOTrainer):
+    def compute_loss(self, model, inputs, **kwargs):
+        logps = self._get_per_token_logps(model, inputs["ids"], inputs["mask"], logits_to_keep)
+        return -(logps.exp() * inputs["advantages"]).mean(){more}
+Mine(model="Qwen/Qwen2.5-0.5B", args=GRPOConfig(max_completion_length=128{fused}), reward_funcs=[len]).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "fused", "fits"),
+    [("", "", "yes"), (" + model(**inputs).loss", "", "unclear"), ("", ", use_liger_loss=True", "unclear")],
+)
+def test_a_loss_of_trls_own_log_probabilities_of_tokens_is_small(more: str, fused: str, fits: str) -> None:
+    found = checked("a.py", TOKENS.format(more=more, fused=fused))
+    assert found.fits == fits, found.text
+    assert fits != "yes" or found.framework == "TRL 0.19"
 
 
 PROGRAM = """\

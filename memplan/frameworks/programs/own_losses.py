@@ -75,31 +75,43 @@ def _leaves_it(own: Class, name: str, method: str) -> bool:
 WHOLE = re.compile(r"logits|hidden|model|batch|inputs|labels")
 """What parameters of a loss are called that are as long as a row; ``logps`` are a number for each."""
 FORWARDS = re.compile(
-    r"\b\w*model\(|\bforward\(|_logps\(.*logits|log_softmax|cross_entropy|hidden_states|generate\(|teacher|backward\("
+    r"\b\w*model\(|\bforward\(|_logps\(.*logits|softmax|kl_div|cross_entropy|hidden_states|generate\(|teacher|backward\("
 )
 """What makes more than numbers around TRL's ``concatenated_forward``."""
-OF_PAIRS = ("get_batch_loss_metrics", "dpo_loss")
-UNTIL = "0.28"
-"""The last TRL whose DPO has these methods (1.16 trainer/dpo_trainer.py has others)."""
+ONE_FORWARD = {
+    **dict.fromkeys(("get_batch_loss_metrics", "compute_loss"), re.compile(r"concatenated_forward\(model\b")),
+    "dpo_loss": re.compile(""),
+}
+OF_TOKENS = re.compile(r"_get_per_token_logps(?:_and_entropies)?\(model\b.*")
+"""TRL's own forwards, which give numbers for each row, or, of GRPO's, for each token."""
+METHODS = {"dpo": ONE_FORWARD, "grpo": dict.fromkeys(("compute_loss", "_compute_loss"), OF_TOKENS)}
+UNTIL = {"dpo": ("concatenated_forward", "0.28"), "grpo": ("_get_per_token_logps", "0.19")}
+"""A method that DPO and GRPO had until a version (trl 0.20 trainer/grpo_trainer.py, 1.16 trainer/dpo_trainer.py)."""
 
 
-def _of_numbers(own: Class, name: str) -> bool:
-    """Whether a method of a DPO trainer's makes another loss of the log-probabilities that TRL's own forward gives."""
-    found, body = own.method(name), _body(own, name)
-    if found is None or name not in OF_PAIRS:
+def _of_numbers(own: Class, name: str, by: str) -> bool:
+    """Whether a method of a trainer's makes another loss of the log-probabilities that TRL's own forward gives."""
+    found, body, forward = own.method(name), _body(own, name), METHODS.get(by, {}).get(name)
+    if found is None or forward is None:
         return False
     if name == "dpo_loss":
         names = [each.arg for each in (*found.node.args.args, *found.node.args.kwonlyargs)]
         return not any(WHOLE.search(each) for each in names) and not re.search(r"model\(|forward\(|generate\(", body)
     own_calls = {each for each in re.findall(r"self\.(\w+)\(", body) if own.method(each)}
-    one = len(re.findall(r"concatenated_forward\(model\b", body)) == 1
-    return one and not FORWARDS.search(body) and all(_of_numbers(own, each) for each in own_calls)
+    rest, once = forward.sub("", body), len(forward.findall(body)) == 1
+    more = FORWARDS.search(rest) or (by == "grpo" and re.search("entrop", body))
+    return once and not more and all(_of_numbers(own, each, by) for each in own_calls)
 
 
 def until(trainer: Thing) -> str:
-    """The last version of TRL that has the methods of DPO which a subclass replaces; empty where it replaces none."""
-    names = (*OF_PAIRS, "concatenated_forward") if TRAINERS[trainer.last] == "dpo" and trainer.own else ()
-    return UNTIL if any(trainer.own and trainer.own.method(name) for name in names) else ""
+    """The last version of TRL that has the methods which a subclass replaces, or calls; empty where it does neither."""
+    own, by = trainer.own, TRAINERS[trainer.last]
+    if own is None or by not in UNTIL:
+        return ""
+    called, version = UNTIL[by]
+    names = {"get_batch_loss_metrics", "dpo_loss"} if by == "dpo" else set()
+    calls = any(f"self.{called}(" in _body(own, name) for name in METHODS[by])
+    return version if calls or any(own.method(name) for name in (*names, called)) else ""
 
 
 def _hands_on(node: ast.AST, made: re.Pattern[str]) -> bool:
@@ -116,6 +128,8 @@ def _hands_on(node: ast.AST, made: re.Pattern[str]) -> bool:
     return not bound.isdisjoint(given)
 
 
+FUSED = ("use_liger_loss", "use_liger_kernel")
+"""What makes no logits where the loss is TRL's own."""
 SCORES = re.compile(r"SequenceClassification")
 PAIRS = re.compile(r"logsigmoid\(|log\(torch\.sigmoid\(")
 OTHERS = re.compile(r"hidden_states|ref_model|reference|teacher|generate\(|cross_entropy|lm_loss|log_softmax")
@@ -140,7 +154,8 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
     """A subclass with a loss of its own, a loss as a function, an optimizer that the program makes."""
     own, by = trainer.own, TRAINERS[trainer.last]
     parts = (name for name in LOSS_PARTS if own and own.method(name) and not _leaves_it(own, name, by))
-    changed = next((name for name in parts if own and not (by == "dpo" and _of_numbers(own, name))), "")
+    fused = isinstance(given := trainer.values.get("args"), Thing) and any(map(truth, map(given.values.get, FUSED)))
+    changed = next((name for name in parts if own and (fused or not _of_numbers(own, name, by))), "")
     rows = by == "transformers" and bool(models) and all(ROWS.search(str(each.values["class"])) for each in models)
     classes = bool(models) and all(CLASSES.search(str(each.values["class"])) for each in models)
     if own and changed:
@@ -158,7 +173,13 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
         draft.finishers["pairs"] = partial(of_rows, trainer, 1, 1)
     others = {name: own.method(name) for name in OTHER_PARTS if own and not (changed and OTHER_PARTS[name] == "loss")}
     for name, method in others.items():
-        if own and method and not (_leaves_it(own, name, by) or SAME.search(_body(own, name))):
+        if (
+            own
+            and method
+            and not (
+                _leaves_it(own, name, by) or SAME.search(_body(own, name)) or (not fused and _of_numbers(own, name, by))
+            )
+        ):
             work = partial(_other, own.node.name, name, f"{method.path}, line {method.node.lineno}")
             draft.finishers[f"own {name}"] = work
     key = "compute_loss_func"
