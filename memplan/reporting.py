@@ -27,16 +27,18 @@ from memplan.report import (
     Report,
     Verdict,
 )
-from memplan.rollout.together import asleep_in, engine_of, processes_at, shown
+from memplan.rollout.together import asleep_in, engine_of, most, processes_at, shown
 from memplan.spec.recipe import Recipe
 from memplan.tables.generation import PROCESS_MOST, RAY_KILLS
 
 
-def _verdict(fullest: Priced, recipe: Recipe, host: Host) -> Verdict | None:
-    """On the card; no where the node's memory is short or the engine does not start; unknown for another job."""
+def _verdict(priced: list[Priced], recipe: Recipe, host: Host) -> Verdict | None:
+    """On every card, whichever class expects or may need the most; no where the node's memory is short or the engine
+    does not start; unknown for another job."""
     if recipe.hardware.gpu is None:
         return None
-    verdict, alone = judge(fullest.to_fit, recipe.hardware.gpu, recipe.hardware.margin), _alone(recipe)
+    fullest, needed = priced[0], most(each.to_fit for each in priced)
+    verdict, alone = judge(needed, recipe.hardware.gpu, recipe.hardware.margin), _alone(recipe)
     refused = fullest.why_not or (alone is not None and not alone.starts)
     known = "no" if host.fits is False or refused else verdict.fits
     found = fullest.joint.start.figures if fullest.joint is not None else alone
@@ -76,7 +78,7 @@ def peak(recipe: Recipe, search: bool = False, play: bool = False) -> Peak:
         priced = played(priced, "fits")
     fullest, host = priced[0], host_of(priced, recipe)
     of = fullest.meters
-    verdict = _verdict(fullest, recipe, host)
+    verdict = _verdict(priced, recipe, host)
     return Peak(of.allocated, of.reserved, fullest.device, fullest.phases, host, verdict, fullest.of.name)
 
 
@@ -124,7 +126,7 @@ def build_report(recipe: Recipe, play: Play = False) -> Report:
     moments = Found(
         lambda: tuple(moments_of(ledger, fullest.of.recipe, processes_of(recipe), meters, asleep_in(fullest.joint)))
     )
-    verdict, said, found = _verdict(fullest, recipe, host), recipe.provenance, fullest.joint
+    verdict, said, found = _verdict(priced, recipe, host), recipe.provenance, fullest.joint
     doubts = (
         said.unclear,
         fullest.refused if verdict is not None else "",

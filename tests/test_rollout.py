@@ -11,6 +11,7 @@ from memplan.engine.tensors import model_weights
 from memplan.errors import InvalidJob
 from memplan.generated import Together
 from memplan.models import load_model
+from memplan.priced import price
 from memplan.render.estimate_view import estimate_blocks
 from memplan.render.text import plain
 from memplan.report import Report
@@ -507,3 +508,24 @@ def test_a_reward_model_s_engine_wakes_while_it_scores() -> None:
         report(**keys | {"rollout": {"engine": "none"}}, extra_models=[reward])
     with pytest.raises(InvalidJob, match="rollout of a critic"):
         report(**keys | {"method": "ppo"}, extra_models=[reward | {"role": "critic"}])
+
+
+def test_the_verdict_is_of_the_card_that_may_need_the_most() -> None:
+    """A last stage without experts is the fullest as expected, beside the engine that starts; an earlier one is at
+    worst, where its experts get more tokens than their share."""
+    keys: dict[str, Any] = {"model": "deepseek-v3", "trainer": "verl-megatron", "num_gpus": 256, "batch_size": 2}
+    keys |= {
+        "gradient_accumulation_steps": 32,
+        "tensor_parallel": 4,
+        "pipeline_parallel": 16,
+        "expert_parallel": 16,
+        "expert_tensor_parallel": 1,
+    }
+    keys |= {"megatron": {"num_layers_in_last_pipeline_stage": 1}, "trainer_offload": ["parameters", "optimizer"]}
+    found = report(**keys | {"rollout": {"engine": "vllm", "tensor_parallel": 32, "gpu_memory_utilization": 0.7}})
+    recipe = found.recipe
+    assert recipe is not None
+    assert found.verdict is not None
+    classes = price(recipe, detailed=False)
+    most = max(each.to_fit.high for each in classes)
+    assert classes[0].to_fit.high < most == found.verdict.high_bytes

@@ -4,6 +4,7 @@ from math import inf
 
 from memplan.engine.allocator.events import slack_of
 from memplan.engine.allocator.reserved import Band, reserved_band
+from memplan.engine.at_hand import at_hand_totals, lasting_at
 from memplan.engine.critic_engine import has_critic_engine
 from memplan.engine.kept import kept_by_layers, kept_gathered, kept_in_megatron, most_at_loss
 from memplan.engine.ranks import few_classes, rank_class
@@ -92,16 +93,17 @@ def first_stage(recipe: Recipe) -> int:
     """Bytes that are allocated on a rank of the first stage of Megatron's pipeline; 0 beside an evaluation."""
     if evaluation_of(recipe) or has_critic_engine(recipe):
         return 0
-    ledger = totalled(rank_class(recipe).recipe)
+    first = rank_class(recipe).recipe
+    ledger = at_hand_totals(totalled(first), first)
     return max(ledger.totals(bound="high_bytes")) + max(ledger.totals("device", bound="high_bytes"))
 
 
 def _partly(recipe: Recipe) -> int:
     """The high device figure of some sections."""
-    ledger = without_sharding(recipe)
+    ledger = at_hand_totals(without_sharding(recipe), recipe)
     allocated = Band(*map(max, ledger.bounds()))
     hardware, layers = recipe.hardware, recipe.checkpointing.layers
-    lasting = ledger.lasting()
+    lasting = lasting_at(ledger, ledger.totals().index(allocated.expected))
     slack = slack_of(recipe, lasting)
     reserved = reserved_band(allocated, lasting, hardware.expandable_segments, layers, slack)
     return reserved.high + max(ledger.totals("device", bound="high_bytes"))

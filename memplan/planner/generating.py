@@ -2,13 +2,14 @@
 sleeps or waits on the host meanwhile. What a job says of its rollout is kept; the rest is tried with every plan."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from memplan.cost.generation import generating
 from memplan.cost.rates import EXPECTED, Device
 from memplan.engine.generation.figures import engine_figures
 from memplan.errors import MemplanError
+from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.planner.degrees import Keys, twos
 from memplan.planner.space import Space
@@ -26,6 +27,8 @@ SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 OF_SHARE = ("gpu_memory_utilization", "mem_fraction_static")
 MOST_TENSOR = 8
 DIVIDED_SHARE = 0.5
+HALF = 2
+"""Bytes of a weight in 16 bits."""
 SAME = 0.01
 """Times as near as that, as a share, count as equal."""
 NOTHING = Rollout.model_construct()
@@ -157,9 +160,12 @@ def _keys(**keys: Any) -> Keys:
 
 
 def _ranks(asked: Rollout, space: Space, gpus: int) -> Sequence[Any]:
-    heads = max(space.spec.num_heads, 1)
-    most = min(MOST_TENSOR, space.per_node, gpus)
-    return _given(asked, "tensor_parallel", [t for t in twos(most) if heads % t == 0 and gpus % t == 0])
+    """Those of a node, and of more nodes the fewest whose cards hold the weights in 16 bits where one node's do not."""
+    most, heads = min(MOST_TENSOR, space.per_node, gpus), max(space.spec.num_heads, 1)
+    room = SHARES[-1] * find_gpu(space.job.gpu or "").usable_bytes
+    over = (t for t in twos(gpus) if t > most and HALF * space.spec.params.total <= t * room)
+    found = [*twos(most), *islice(over, 1 if HALF * space.spec.params.total > most * room else 0)]
+    return _given(asked, "tensor_parallel", [t for t in found if heads % t == 0 and gpus % t == 0])
 
 
 def _beside(job: Job, asked: Rollout, row: Generation, engine: str, space: Space) -> Iterator[Way]:

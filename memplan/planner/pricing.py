@@ -194,15 +194,14 @@ class Pricing:
         return first_stage(recipe) if several else 0
 
     def misses_by(self, candidate: Candidate, quickly: bool = True) -> int:
-        """The same of a candidate; where an engine stands beside it, what its update alone misses by, known once; 0
-        where one of its models waits on the host while the other trains."""
-        recipe, name = candidate.recipe, candidate.training
-        if recipe.others.critic is not None and recipe.generator is not None and any(recipe.generator.away[:3]):
-            return 0
+        """The same of a candidate; where an engine stands beside it, what its update alone misses by, known once for
+        all that leave as much of it on the host between its passes."""
+        recipe, of = candidate.recipe, candidate.recipe.generator
+        name = candidate.training and (candidate.training, of.away if of else None)
         if name is None:
             return self.short_at_least(recipe, quickly)
         if name not in self.alone:
-            bare = recipe._replace(generator=None)
+            bare = recipe._replace(generator=of._replace(engine="none") if of and any(of.away) else None)
             self.alone[name] = self.short_at_least(bare, quickly=True) or self.of(bare).short
         return self.alone[name]
 

@@ -1,5 +1,6 @@
 """Plans as tables: the best ones with what limits them, the near misses, the answers to further questions."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -173,13 +174,16 @@ def _rejected(found: "Plans") -> Table:
 
 ALIKE = 2
 """Parts of a plan's name, how GPUs share it and the batch, by which others are like it."""
+SHORTER = re.compile(r"\b\d+(?= tokens: )")
+"""What a change to shorter sequences cuts them to."""
 
 
 def together(names: Iterable[str]) -> str:
-    """Plans that one reason rejects: of those that differ behind their batch alone the first, and how many more."""
+    """Plans that one reason rejects: of those that differ in their length, or behind their batch, alone the first, and
+    how many more."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name in names:
-        alike.setdefault(tuple(name.split(", ")[:ALIKE]), []).append(name)
+        alike.setdefault(tuple(SHORTER.sub("", name).split(", ")[:ALIKE]), []).append(name)
     return ", ".join(f"{first} (and {len(more)} like it)" if more else first for first, *more in alike.values())
 
 

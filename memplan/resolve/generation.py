@@ -168,7 +168,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
             "against it (trainer_offload empties it)"
         )
     made = Generator(
-        engine=row.engine,  # type: ignore[arg-type]
+        engine=row.engine,
         version=version,
         model=whole.but(tower=None) if asked.language_model_only else whole,
         separate=separate,

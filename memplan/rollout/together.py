@@ -69,9 +69,9 @@ class Start(NamedTuple):
 
 
 def start(recipe: Recipe, ledger: Ledger | Totalled) -> Start | None:
-    """None where nothing generates, or nothing else is done."""
+    """None where nothing generates that is counted, or nothing else is done."""
     of, gpu = recipe.generator, recipe.hardware.gpu
-    if of is None or recipe.method.generates:
+    if of is None or of.engine == "none" or recipe.method.generates:
         return None
     held, context = holding(of, recipe, ledger), context_bytes(gpu)
     contexts = Band(*((of.trainers - 1) * each for each in context))

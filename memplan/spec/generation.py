@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from memplan.spec.model import ModelSpec
 
-Engine = Literal["hf", "vllm", "sglang"]
+Engine = Literal["none", "hf", "vllm", "sglang"]
 
 
 class Syncing(NamedTuple):
@@ -71,6 +71,7 @@ class Generator(NamedTuple):
     """The engine that a job's completions come out of. Nothing is left open."""
 
     engine: Engine
+    """none: it is not counted, and the trainer alone does what it does around it."""
     version: str
     model: ModelSpec
     """What it serves: the policy as its checkpoint has it, with its head."""
