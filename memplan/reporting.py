@@ -45,8 +45,11 @@ def _verdict(priced: list[Priced], recipe: Recipe, host: Host) -> Verdict | None
     if known == "no" and verdict.fits != "no" and host.fits is not False and found is not None and found.may_start:
         known = "tight"
     known = "tight" if known == "yes" and (host.crowded or (found is not None and found.may_fail)) else known
-    doubt = recipe.provenance.unclear or fullest.refused or (known == "no" and recipe.provenance.bounded)
-    return replace(verdict, fits="unclear" if doubt else known)
+    said = recipe.provenance
+    doubt = bool(said.unclear or (known == "no" and said.bounded))
+    if doubt and said.trains_alone and (of := recipe.generator) is not None:  # no training makes room for it
+        doubt = engine_figures(of, recipe.hardware.gpu).may_start
+    return replace(verdict, fits="unclear" if doubt or fullest.refused else known)
 
 
 def totals_of(recipe: Recipe) -> Totals:
@@ -128,7 +131,7 @@ def build_report(recipe: Recipe, play: Play = False) -> Report:
     )
     verdict, said, found = _verdict(priced, recipe, host), recipe.provenance, fullest.joint
     doubts = (
-        said.unclear,
+        said.unclear if verdict is None or verdict.fits == "unclear" else "",
         fullest.refused if verdict is not None else "",
         said.bounded if verdict is not None and verdict.fits == "unclear" else "",
     )

@@ -524,6 +524,17 @@ def test_a_reward_model_that_waits_on_the_host_scores_as_the_policy_does(
         assert read(tmp_path, f"{RL} {more}", model="Qwen/Qwen2.5-0.5B").job.logprob_token_budget == scored
 
 
+@pytest.mark.parametrize(
+    ("more", "fits"), [(f"{M}enable_activation_offload=True", "no"), ("reward_model.enable=True", "unclear")]
+)
+def test_no_bound_of_the_training_makes_room_for_an_engine_that_does_not_start(
+    tmp_path: Path, more: str, fits: str
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"{RL} {R}name=vllm {R}gpu_memory_utilization=0.01 {more}\n")
+    assert check_file(str(path), {"gpu": "h100-80gb"}).fits == fits
+
+
 @pytest.mark.parametrize(("mini", "rows", "above"), [(64, 16, [True]), (8, 2, [])])
 def test_a_budget_of_tokens_over_padded_rows_bounds_no_rows(
     tmp_path: Path, mini: int, rows: int, above: list[bool]

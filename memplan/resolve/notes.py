@@ -8,6 +8,8 @@ from typing import TypeVar
 from memplan.spec.reading import JobInput, undecided
 
 _T = TypeVar("_T")
+OF_TRAINING = ("checkpointing", "activations", "loss", "optimizer", "freezing", "parallelism")
+"""Subjects that decide nothing of an engine beside a training."""
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class Notes:
     """What decides memory and is not understood, in words."""
     bounded: str = ""
     """What is not known, and no less is counted than it can take."""
+    trains_alone: bool = False
+    """None of both decides what an engine beside the training takes."""
 
     @classmethod
     def of(cls, given: JobInput) -> Notes:
@@ -32,7 +36,8 @@ class Notes:
         taken = frozenset(key for key, source in given.sources.items() if source == "trainer")
         told = list(given.assumptions), list(given.warnings)
         open_, above = ([each for each in given.unread if each.above is side] for side in (False, True))
-        return cls(dict(given.sources), *told, taken, dict(given.origins), undecided(open_), undecided(above))
+        alone = {each.decides for each in given.unread} <= {"", *OF_TRAINING}
+        return cls(dict(given.sources), *told, taken, dict(given.origins), undecided(open_), undecided(above), alone)
 
     def is_given(self, key: str) -> bool:
         """Whether the user said it, or the framework whose file is read."""

@@ -114,6 +114,7 @@ def provenance(job: Job, recipe: Recipe, entropy: str, base: Base, notes: Notes)
         warnings=tuple(notes.warnings),
         unclear=notes.unclear,
         bounded=notes.bounded,
+        trains_alone=notes.trains_alone,
     )
 
 

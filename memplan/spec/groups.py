@@ -292,3 +292,5 @@ class Provenance(NamedTuple):
     """What decides memory and is not understood of a framework's file, in words."""
     bounded: str = ""
     """What of it is counted as no less than it can take."""
+    trains_alone: bool = False
+    """Both are of the training alone: an engine beside it is what it is."""
