@@ -283,7 +283,7 @@ def test_unsloth_loads_the_whole_model_where_four_bits_are_refused() -> None:
 def test_a_smoothed_loss_is_no_small_thing() -> None:
     text = OWN.format(body="return model(**inputs).loss").replace("size=2", "size=2, label_smoothing_factor=0.1")
     found = checked(text, "train.py", sequence_length=512)
-    assert (found.fits, found.unread[0]["decides"]) == ("unclear", "loss")
+    assert (found.fits, found.job["own_loss"]["logits"], found.unread[0]["decides"]) == ("yes", 20, "loss")
 
 
 @pytest.mark.parametrize(("accumulated", "bounded"), [(1, False), (4, True)])

@@ -88,6 +88,7 @@ BOUNDS = [
     ("loss = torch.nn.functional.cross_entropy(outputs.logits.float(), batch['labels']); loss.backward()", 1, 20),
     ("loss = outputs.loss * outputs.logits.mean(); loss.backward()", 1, 20),
     ("loss = outputs.loss + model(**batch).loss; loss.backward()", 2, 10),
+    ("more = tokenizer(batch['text']).to('cuda'); (outputs.loss + model(**more).logits.mean()).backward()", 2, 8),
 ]
 
 
@@ -145,6 +146,16 @@ class Trains:
             self.engine.step()
 Trains().train()
 """
+
+
+def test_a_model_that_a_loop_shards_by_torchs_fsdp_is_counted_whole() -> None:
+    begin = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    text = begin + LOOP.format(**PLAIN).replace(
+        "model, optimizer, loader =", "model = FSDP(model)\n    _, optimizer, loader ="
+    )
+    found = checked("train.py", text.replace("prepare(model,", "prepare(None,"), num_gpus=2)
+    assert (found.fits, len(found.unread)) == ("yes", 1), found.text
+    assert "whole copies" in str(found.unread)
 
 
 def test_a_loop_of_deepspeeds_engine_is_under_its_config() -> None:

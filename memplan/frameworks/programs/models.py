@@ -31,9 +31,10 @@ TRAINERS: Mapping[str, str] = {
 PACKAGES = ("trl", "transformers", "unsloth", "peft", "optimum")
 SAVES = ("save_model", "save_pretrained", "save_pretrained_merged")
 MODULES = ("named_modules", "modules", "children", "named_children")
+SHARDS = "FullyShardedDataParallel"
 RETURNS_FIRST = (
     "prepare_model_for_kbit_training", "prepare_model_for_int8_training", "get_peft_model", "compile", "DataParallel",
-    "DistributedDataParallel", "for_training", "for_inference", "setup_chat_format", "inject_adapter_in_model",
+    "DistributedDataParallel", SHARDS, "for_training", "for_inference", "setup_chat_format", "inject_adapter_in_model",
     "patch_peft_model", "prepare_model_for_training", "PeftModel", "PeftModelForCausalLM",
 )  # fmt: skip
 
@@ -151,6 +152,8 @@ def _changed(call: Call, name: str, unsloth: bool) -> Any:
             call.run.put(each, "prepared", call._replace(args=[]).thing(name), call.place)
         elif name == "compile":
             call.run.put(each, "compile", True, call.place)
+        elif name == SHARDS:
+            call.run.things.append(call._replace(args=[], named={}).thing(name))
     return (model, Unknown("the tokenizer", call.place)) if name == "setup_chat_format" else model
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from memplan.frameworks.asking import KEEPS_LOGITS, SUCH
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.optimizer_classes import STEPS, found_class, way_of
-from memplan.frameworks.programs.losses.bound import of_function, of_method
+from memplan.frameworks.programs.losses.bound import of_function, of_method, of_smoother
 from memplan.frameworks.programs.losses.put import CLASSES, ROWS, of_pairs, of_rows, put_unread, put_walked
 from memplan.frameworks.programs.model import SMALL
 from memplan.frameworks.programs.models import TRAINERS
@@ -128,6 +128,7 @@ def _hands_on(node: ast.AST, made: re.Pattern[str]) -> bool:
     return not bound.isdisjoint(given)
 
 
+SMOOTHS = "label_smoothing_factor"
 FUSED = ("use_liger_loss", "use_liger_kernel")
 """What makes no logits where the loss is TRL's own."""
 SCORES = re.compile(r"SequenceClassification")
@@ -154,7 +155,9 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
     """A subclass with a loss of its own, a loss as a function, an optimizer that the program makes."""
     own, by = trainer.own, TRAINERS[trainer.last]
     parts = (name for name in LOSS_PARTS if own and own.method(name) and not _leaves_it(own, name, by))
-    fused = isinstance(given := trainer.values.get("args"), Thing) and any(map(truth, map(given.values.get, FUSED)))
+    args = trainer.values.get("args")
+    said = args.values if isinstance(args, Thing) else {}
+    fused = any(truth(said.get(key)) for key in FUSED)
     changed = next((name for name in parts if own and (fused or not _of_numbers(own, name, by))), "")
     rows = by == "transformers" and bool(models) and all(ROWS.search(str(each.values["class"])) for each in models)
     classes = bool(models) and all(CLASSES.search(str(each.values["class"])) for each in models)
@@ -173,19 +176,17 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
         draft.finishers["pairs"] = partial(of_rows, trainer, 1, 1)
     others = {name: own.method(name) for name in OTHER_PARTS if own and not (changed and OTHER_PARTS[name] == "loss")}
     for name, method in others.items():
-        if (
-            own
-            and method
-            and not (
-                _leaves_it(own, name, by) or SAME.search(_body(own, name)) or (not fused and _of_numbers(own, name, by))
-            )
-        ):
+        little = own and (SAME.search(_body(own, name)) or (not fused and _of_numbers(own, name, by)))
+        if own and method and not little and not _leaves_it(own, name, by):
             work = partial(_other, own.node.name, name, f"{method.path}, line {method.node.lineno}")
             draft.finishers[f"own {name}"] = work
     key = "compute_loss_func"
     if isinstance(given := trainer.values.get(key), Function):
         walk = partial(of_function, run, given, models, small=classes)
         put_walked(trainer, walk, key, str(trainer.places[key]), rows, classes, draft)
+    elif not changed and given is None and by in ("transformers", "sft") and truth(said.get(SMOOTHS)):
+        walk = partial(of_smoother, run, models, small=classes)
+        put_walked(trainer, walk, SMOOTHS, str(args.places[SMOOTHS]), rows, classes, draft)
     elif given is not None:
         draft.warn(key, str(trainer.places[key]), "a loss of the program's own is not read", "loss")
     _optimizer(trainer, draft)

@@ -22,7 +22,7 @@ from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS
 from memplan.frameworks.programs.launch import started, with_options
 from memplan.frameworks.programs.loops import BACKWARD, put_loop
-from memplan.frameworks.programs.models import TRAINERS, things
+from memplan.frameworks.programs.models import SHARDS, TRAINERS, things
 from memplan.frameworks.programs.reading import read_training
 from memplan.frameworks.programs.run import Known, Run
 from memplan.frameworks.programs.text import Program, program_of
@@ -152,10 +152,10 @@ def _need_sharding(run: Run, draft: Draft) -> None:
     """A program that speaks to DeepSpeed runs under it; how, its launcher says. FSDP's plugin is counted from above."""
     if run.sharded and not {"sharding", "zero_stage"} & {*draft.values, *draft.given}:
         draft.ask("sharding", str(run.sharded), "the program runs under DeepSpeed, and its launcher says how")
-    plugin = next((each for each in run.things if each.last == "FullyShardedDataParallelPlugin"), None)
+    plugin = next((each for each in run.things if each.last in (SHARDS, f"{SHARDS}Plugin")), None)
     if plugin and int(draft.said.get("num_gpus") or 1) > 1 and "sharding" not in draft.values:
-        why = "accelerate divides the model by it under several processes: whole copies are counted, which take no less"
-        draft.bound("FullyShardedDataParallelPlugin", str(plugin.place), why, "parallelism")
+        why = "it divides the model under several processes: whole copies are counted, which take no less"
+        draft.bound(plugin.last, str(plugin.place), why, "parallelism")
 
 
 def _need_adapters(where: str, draft: Draft) -> None:

@@ -21,7 +21,7 @@ from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
 from memplan.frameworks.programs.model import loaded_by_trainer, put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.others import put_others
-from memplan.frameworks.programs.own_losses import put_kept_logits, put_losses, until
+from memplan.frameworks.programs.own_losses import SMOOTHS, put_kept_logits, put_losses, until
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown
 from memplan.frameworks.trl import reader as trl
@@ -157,7 +157,7 @@ def _its_own(trainer: Thing, place: Place) -> bool:
 
 
 def _settings(arguments: Thing) -> Iterator[tuple[str, Any]]:
-    added = set(arguments.own.all_fields()) - LIBRARY if arguments.own else set()
+    added = {SMOOTHS, *(set(arguments.own.all_fields()) - LIBRARY if arguments.own else ())}
     for key, value in arguments.values.items():
         if key[:1] not in "*?" and key not in added and (key in LIBRARY or key not in OF_SCRIPTS):
             yield key, value

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.frameworks.programs.losses.calls import called
+from memplan.frameworks.programs.losses.calls import called, smoothed
 from memplan.frameworks.programs.losses.objects import (
     Asked,
     Batch,
@@ -148,6 +148,17 @@ def of_function(run: Run, function: Function, models: list[Thing], small: bool) 
         walk = Walk(asked, {}, function.frame)
         outputs = forward(asked, Model(models[0] if models else None, True), {}, labels=False, rows=1)
         return walk.inline(function, [outputs, asked.maker.number, asked.maker.number], {}), outputs
+
+    return bound_of(start, _quietly(run), lambda node: None, True, small)
+
+
+def of_smoother(run: Run, models: list[Thing], small: bool) -> Found:
+    """Of ``label_smoothing_factor``: transformers' LabelSmoother, which is given outputs without a loss (transformers
+    5.24 trainer.py: compute_loss)."""
+
+    def start(asked: Asked) -> tuple[Any, Any]:
+        outputs = forward(asked, Model(models[0] if models else None, True), {}, labels=False, rows=1)
+        return smoothed(Walk(asked, {}, Frame({})), [outputs]), outputs
 
     return bound_of(start, _quietly(run), lambda node: None, True, small)
 

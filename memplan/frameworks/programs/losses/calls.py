@@ -1,6 +1,7 @@
 """Calls within a loss: of models, of functions and modules of the program's own, of torch's operations."""
 
 import ast
+import re
 from typing import Any
 
 from memplan.frameworks.programs.losses import operations
@@ -13,6 +14,7 @@ from memplan.units import words_of
 
 TORCH = ("torch", "F", "nn", "functional", "np", "numpy", "math", "trl", "transformers", "tqdm", "wandb", "accelerate")
 SUPER = "super"
+TOKENIZER = re.compile(r"(Tokenizer|TokenizerFast|Processor)\.from_pretrained$")
 HANDS_ON = frozenset(
     words_of("unwrap_model unwrap dict tuple list sorted reversed iter next tqdm _prepare_inputs to scale")
 )
@@ -103,6 +105,8 @@ def _module(walk: Walk, callee: Bound, args: list[Any], named: dict[str, Any]) -
         if method is None:
             raise NotBounded(thing.own.node.name)
         return walk.inline(Function(method.node, method.frame, method.path, callee), args, named)
+    if TOKENIZER.search(thing.name) and args and (isinstance(args[0], Batch) or getattr(args[0], "rows", 0) == 1):
+        return Batch(labels=False)  # of texts of the batch
     function = operations.MODULES.get(thing.last)
     if function is None or not thing.name.startswith("torch.nn."):
         raise NotBounded(thing.last)
@@ -155,7 +159,7 @@ def _of_object(walk: Walk, owner: Bound, name: str, node: ast.Call) -> Any:
     if isinstance(found, Bound):
         return _module(walk, found, args, named)
     if name == "label_smoother":
-        return _smoothed(walk, args)
+        return smoothed(walk, args)
     if name in OF_TRAINER or name in operations.KNOWN["ignored"] or name in HANDS_ON:
         return args[0] if args and name in HANDS_ON else walk.maker.number
     raise NotBounded(name)
@@ -185,7 +189,7 @@ def _of_dict(walk: Walk, owner: dict[Any, Any], name: str, args: list[Any]) -> A
     return owner if name in BATCH else walk.maker.number
 
 
-def _smoothed(walk: Walk, args: list[Any]) -> Any:
+def smoothed(walk: Walk, args: list[Any]) -> Any:
     """transformers' LabelSmoother (trainer_pt_utils.py): a copy of shifted logits, their log-softmax, its negative."""
     first = args[0].logits if args and isinstance(args[0], Outputs) else largest(*args)
     if first is None:
