@@ -186,7 +186,7 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
         put_walked(trainer, walk, key, str(trainer.places[key]), rows, classes, draft)
     elif not changed and given is None and by in ("transformers", "sft") and truth(said.get(SMOOTHS)):
         walk = partial(of_smoother, run, models, small=classes)
-        put_walked(trainer, walk, SMOOTHS, str(args.places[SMOOTHS]), rows, classes, draft)
+        put_walked(trainer, walk, SMOOTHS, str(trainer.values["args"].places[SMOOTHS]), rows, classes, draft)
     elif given is not None:
         draft.warn(key, str(trainer.places[key]), "a loss of the program's own is not read", "loss")
     _optimizer(trainer, draft)
