@@ -47,7 +47,8 @@ def _verdict(priced: list[Priced], recipe: Recipe, host: Host) -> Verdict | None
     known = "tight" if known == "yes" and (host.crowded or (found is not None and found.may_fail)) else known
     said = recipe.provenance
     doubt = bool(said.unclear or (known == "no" and said.bounded))
-    if doubt and said.trains_alone and (of := recipe.generator) is not None:  # no training makes room for it
+    of = recipe.generator
+    if doubt and said.trains_alone and of is not None and of.engine != "hf":  # no training makes room for it
         doubt = engine_figures(of, recipe.hardware.gpu).may_start
     return replace(verdict, fits="unclear" if doubt or fullest.refused else known)
 
