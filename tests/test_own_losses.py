@@ -107,6 +107,13 @@ def test_heads_for_classes_have_few_logits() -> None:
     assert (found.fits, found.job["method"], found.job.get("own_loss")) == ("yes", "reward", None), found.text
 
 
+def test_a_method_in_the_middle_of_a_trainers_name_is_seen() -> None:
+    program = (BEGIN + "return strange(model(**inputs).logits)" + END).replace("Own", "Qwen2VLGRPOTrainer")
+    found = walked(program)
+    assert found.fits == "unclear"
+    assert "trains by grpo with code of its own" in found.text
+
+
 JOB = {"model": "qwen2.5-0.5b", "method": "sft", "trainer": "transformers", "precision": "bf16", "batch_size": 2,
        "sequence_length": 512}  # fmt: skip
 

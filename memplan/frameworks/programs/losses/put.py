@@ -17,6 +17,11 @@ from memplan.units import ceil_div
 ROWS = re.compile(r"SequenceClassification")
 """Classes whose head scores a row."""
 CLASSES = re.compile(r"(?:Sequence|Token)Classification|MultipleChoice")
+WORDS = re.compile(
+    r"(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])|(?<=GRPO)(?=VLLM)"
+    r"|(?<=[A-Z])(?=(?:GRPO|RLOO|ORPO|DPO|PPO|KTO)(?:[A-Z][a-z]|VLLM|_|$))"
+)
+"""Where a class's name has a new word: `VLGRPOTrainer` is VL, GRPO and Trainer."""
 OWN_BATCH = ("", "sft", "distill")
 """Methods that the name of a trainer may speak of whose batch has one row for each example."""
 FEW_STATES = 5
@@ -103,7 +108,7 @@ def _collator(trainer: Thing) -> Class | Function | None:
 def named_method(trainer: Thing) -> str:
     """The method that the name of a program's own trainer speaks of."""
     name = trainer.own.node.name if trainer.own else ""
-    return method_of(re.sub(r"(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])", "_", name))
+    return method_of(WORDS.sub("_", name))
 
 
 def put_unread(trainer: Thing, changed: str, where: str, what: str, draft: Draft) -> None:
