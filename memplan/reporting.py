@@ -48,8 +48,9 @@ def _verdict(priced: list[Priced], recipe: Recipe, host: Host) -> Verdict | None
     said = recipe.provenance
     doubt = bool(said.unclear or (known == "no" and said.bounded))
     of = recipe.generator
-    if doubt and said.trains_alone and of is not None and of.engine != "hf":  # no training makes room for it
-        doubt = engine_figures(of, recipe.hardware.gpu).may_start
+    if doubt and known == "no" and said.trains_alone and of is not None and of.engine != "hf":
+        empty = engine_figures(of, recipe.hardware.gpu)  # no training makes room for one that this card does not start
+        doubt = empty.starts or empty.may_start
     return replace(verdict, fits="unclear" if doubt or fullest.refused else known)
 
 

@@ -525,13 +525,18 @@ def test_a_reward_model_that_waits_on_the_host_scores_as_the_policy_does(
 
 
 @pytest.mark.parametrize(
-    ("more", "fits"), [(f"{M}enable_activation_offload=True", "no"), ("reward_model.enable=True", "unclear")]
+    ("more", "fits"),
+    [
+        (f"{R}gpu_memory_utilization=0.01 {M}enable_activation_offload=True", "no"),
+        (f"{R}gpu_memory_utilization=0.01 reward_model.enable=True", "unclear"),
+        (f"{R}gpu_memory_utilization=0.4 {A}optim.optimizer=Mine", "unclear"),
+    ],
 )
 def test_no_bound_of_the_training_makes_room_for_an_engine_that_does_not_start(
     tmp_path: Path, more: str, fits: str
 ) -> None:
     path = tmp_path / "run.sh"
-    path.write_text(f"{RL} {R}name=vllm {R}gpu_memory_utilization=0.01 {more}\n")
+    path.write_text(f"{RL} {R}name=vllm {more}\n")
     assert check_file(str(path), {"gpu": "h100-80gb"}).fits == fits
 
 

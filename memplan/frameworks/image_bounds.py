@@ -12,7 +12,7 @@ from memplan.units import ceil_div
 
 IMAGES = "images"
 """What is settled after all else (``Draft.finishers``)."""
-PACKED = ("token_budget", "logprob_token_budget")
+PACKED = "token_budget"
 ONLINE = ("grpo", "rloo", "ppo", "online-dpo")
 
 TEXT = 8
@@ -56,18 +56,16 @@ def fill_packed(where: str, key: str, megatron: bool, draft: Draft) -> None:
         fill_with_images(draft, where, key)
     seen = "images" in draft.values or "images" in draft.given
     length = int(draft.now("sequence_length") or 0)
-    counted = PACKED if megatron else PACKED[:1]  # beside Megatron scores are of whole sequences by themselves
-    packed = {name: int(draft.values[name]) for name in counted if name in draft.values and name not in draft.given}
-    if not seen or not packed or not length:
+    if not seen or PACKED not in draft.values or PACKED in draft.given or not length:
         return
-    own = int(draft.values.get("batch_size") or 0)
-    rows = max(ceil_div(max(packed.values()), length), own)
-    why = f"{draft.origins[next(iter(packed))].text}: rows of up to {max(packed.values())} tokens"
-    draft.forget(*packed)
+    own, budget = int(draft.values.get("batch_size") or 0), int(draft.values[PACKED])
+    rows = max(ceil_div(budget, length), own)
+    why = f"{draft.origins[PACKED].text}: rows of up to {budget} tokens"
+    draft.forget(PACKED)
     draft.origins.pop("batch_size", None)
     draft.put("batch_size", rows, Origin(ASSUMED, f"{why} are counted as {rows} sequences of {length}"))
     why = f"packed rows with images are counted as {rows} whole sequences"
-    draft.bound(next(iter(packed)), where, why, "batch", "" if own else "batch_size")
+    draft.bound(PACKED, where, why, "batch", "" if own else "batch_size")
 
 
 CANVAS = 10**4

@@ -95,8 +95,6 @@ def scoring_row(job: Job, in_megatron: bool, passes: bool, more: bool, notes: No
         notes.remark("logprob_token_budget has no effect: nothing is scored before this trainer's update")
         return 0
     if budget and job.images:
-        if in_megatron:
-            raise InvalidJob("logprob_token_budget: images in packed rows is not modelled", "leave it out")
         notes.assume("logprob_token_budget: rows with images are scored as whole sequences")
         budget = ceil_div(budget, job.sequence_length) * job.sequence_length
     if not in_megatron:

@@ -13,11 +13,12 @@ from memplan.engine.megatron.stages import Chunk, chunks_of
 from memplan.engine.megatron.states import enter_states
 from memplan.engine.megatron.steps import Held
 from memplan.engine.megatron.weights import Share, padded_vocabulary, rank_shares, with_adapters
-from memplan.engine.micro_step import layers_plan
+from memplan.engine.micro_step import layers_plan, scoring_recipe
 from memplan.engine.pass_plan import TowerTrace
 from memplan.engine.rollouts import enter_rollout
 from memplan.spec.lora import EMBEDDING
 from memplan.spec.recipe import Recipe
+from memplan.tables.styles import PassStyle
 
 STEP = "step.optimizer"
 PASS = "policy"
@@ -64,6 +65,11 @@ class MegatronParts:
     def tower(self) -> TowerTrace | None:
         """The vision tower's pass, on the first stage."""
         return tower_trace(self.recipe)
+
+    @cached_property
+    def scored_tower(self) -> TowerTrace | None:
+        """The same of a micro-batch that is scored."""
+        return tower_trace(scoring_recipe(self.recipe), "no-grad")
 
     @cached_property
     def trains_embedding(self) -> bool:
@@ -154,7 +160,7 @@ OF_TOWER = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_
 TOWER_FORWARD, TOWER_BACKWARD = "policy.vision-forward", "policy.vision-backward"
 
 
-def tower_trace(recipe: Recipe) -> TowerTrace | None:
+def tower_trace(recipe: Recipe, style: PassStyle = "plain") -> TowerTrace | None:
     """The tower's pass over a micro-batch's images, before the layers; None on later stages, and without images.
 
     It is transformers' own module, whole on every rank of the first stage: ms-swift 4 (megatron/model: the Hugging Face
@@ -165,7 +171,7 @@ def tower_trace(recipe: Recipe) -> TowerTrace | None:
         return None
     from memplan.engine.layers.vision.tower_trace import trace_tower
 
-    plan = layers_plan(recipe, "policy", recipe.rows, "plain")
+    plan = layers_plan(recipe, "policy", recipe.rows, style)
     tower = plan._replace(mode=plan.mode._replace(tensor=1, context=1, expert=1)).tower
     return trace_tower(tower) if tower is not None else None
 

@@ -53,6 +53,9 @@ def enter_scores(ledger: Ledger, parts: MegatronParts) -> None:
         last = not instant.endswith("layer")
         for held in _ends(own, s, parts.vocabulary, instant) if last else fullest:
             _add(ledger, held, instant, s.spread if held.routed else 1 + held.doubt)
+        if not last and (tower := parts.scored_tower) is not None:
+            seen = tower.forward + tower.outputs + tower.locals
+            _add(ledger, Held("vision tower, forward", "tower", (seen,)), instant)
         if waiting:
             _add(ledger, Held(stream.name, f"stages·{stream.template}", (waiting, *stream.factors)), instant)
     if instants[-1].startswith(REFERENCE):
