@@ -163,6 +163,16 @@ def test_a_loop_of_deepspeeds_engine_is_under_its_config() -> None:
     assert (job["sharding"], job["batch_size"], job["sequence_length"]) == ("zero2", 2, 512)
 
 
+def test_of_deepspeeds_config_only_what_decides_must_be_known() -> None:
+    own = '{"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW"}}'
+    more = own.replace('"AdamW"}}', '"AdamW", "params": {"lr": rate()}}, "train_batch_size": 2 * world()}')
+    found = checked("train.py", ENGINE.replace(own, more), num_gpus=8)
+    assert (found.fits, found.job["sharding"], found.job["precision"]) == ("yes", "zero2", "bf16-master")
+    found = checked("train.py", ENGINE.replace(own, "made()"), num_gpus=8)
+    assert found.fits == "unclear"
+    assert {each["key"] for each in found.unread} >= {"sharding", "precision"}
+
+
 OF_OPTIONS = """\
 import argparse, deepspeed
 from transformers import AutoModelForCausalLM

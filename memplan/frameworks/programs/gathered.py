@@ -16,6 +16,7 @@ from memplan.frameworks.local_models import is_folder
 from memplan.frameworks.programs.values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
 from memplan.frameworks.trl.online import COMPLETIONS
+from memplan.spec.deepspeed import NO_EFFECT
 from memplan.tables.texts import parts_of, rows_of
 
 _PARTS = parts_of(__file__)
@@ -89,6 +90,8 @@ class Gathered:
             value = Unknown("not in the text", place)
         if key == "model_name_or_path":
             value = self._of_hub(value)
+        if key == "deepspeed" and isinstance(value, dict):
+            value = _deciding(value)
         if known(value):
             self.values[key] = plain(value)
         else:
@@ -179,6 +182,16 @@ class Gathered:
                 draft.origins[key] = Origin(ASSUMED, why)
             if key in ("attention", "gradient_checkpointing"):  # of which nobody says what was assumed
                 draft.remarks.append(why)
+
+
+def _deciding(config: dict[Any, Any]) -> dict[Any, Any]:
+    """DeepSpeed's settings, without those that change no buffer and whose values only a run knows."""
+    found = {key: each for key, each in config.items() if key not in NO_EFFECT or known(each)}
+    optimizer = found.get("optimizer")
+    if isinstance(optimizer, dict) and isinstance(optimizer.get("params"), dict):
+        params = {key: each for key, each in optimizer["params"].items() if key == "torch_adam" or known(each)}
+        found["optimizer"] = {**optimizer, "params": params}
+    return found
 
 
 def described(value: Any) -> str:

@@ -48,7 +48,10 @@ def precision_of(run: Run, forward: Thing) -> Iterator[tuple[str, Any, Place]]:
 def sharding_of(run: Run, config: Thing | None) -> Iterator[tuple[str, Any, Place]]:
     """DeepSpeed's settings, given to it or to accelerate's plugin for it."""
     if config is not None:
-        yield ("deepspeed", *config_of(config))
+        given, place = config_of(config)
+        yield "deepspeed", given, place
+        if not isinstance(given, (dict, str)):
+            yield "engine_dtype", Unknown("what DeepSpeed's config says", place), place
     for each in run.things:
         if each.last == "DeepSpeedPlugin":
             zero: dict[str, Any] = {"stage": each.values.get("zero_stage", 2)}
