@@ -68,6 +68,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "reference": "resident",
         "loss_head": "fused",
     },
+    "a head that is gathered whole is let go of": {"model": "qwen2.5-vl-7b", "sharding": "fsdp2", "trainer": "trl"},
     "what the delta rule's values are cut from is let go of": {
         "model": "qwen3.5-4b",
         "mixer_kernels": "cuda",

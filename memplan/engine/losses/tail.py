@@ -139,11 +139,10 @@ def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:
     """The head's weight as ``full_tensor()`` gathers it; None where it is there anyway."""
     if not head.whole_itemsize:
         return None
-    trained = p.mode.trained and spec.head.name not in p.mode.frozen
-    weight = Param(p.tape, spec.head.name, spec.head.parameters, head.whole_itemsize, trained)
-    weight.storage = p.tape.new(
-        weight.dim, weight.itemsize, "head, gathered by the loss", category="gathered_parameters"
-    ).storage
+    own = weight_of(p, spec.head)  # whose place in the graph it takes: one of its own would hold it from step to step
+    whole = p.tape.new(own.dim, head.whole_itemsize, "head, gathered by the loss", category="gathered_parameters")
+    weight = Param(p.tape, own.name, own.dim.elements, head.whole_itemsize, trained=False)
+    weight.node, weight.needs_grad, weight.storage = own.node, own.needs_grad, whole.storage
     return weight
 
 
