@@ -314,8 +314,8 @@ def test_quantised_gradients_are_sent_in_place_of_the_bucket(nodes: int) -> None
     whole = rows_on("gpu", **keys)
     largest = 512 * 64
     assert rows["quantised gradients on their way"] == largest + largest // 8 * 3
-    assert "copies of the bucket" in whole
-    assert "copies of the bucket" not in rows
+    assert "interleaved gradients" in whole
+    assert "interleaved gradients" not in rows
 
 
 def test_hpz_keeps_a_second_partition() -> None:
@@ -373,10 +373,11 @@ def test_one_gpu_copies_what_it_needs_of_the_weights_on_its_host() -> None:
     assert found["gathered weights"] > 0
 
 
-@pytest.mark.parametrize(("bucket", "instant"), [(100, "policy.final-norm-backward"), (10**6, "policy.reduce")])
+@pytest.mark.parametrize(("bucket", "instant"), [(100, "policy.final-norm-backward"), (10**6, "step.optimizer")])
 def test_what_fits_in_the_bucket_is_reduced_at_the_end(bucket: int, instant: str) -> None:
     ledger = build_ledger(recipe_of(zero_stage=2, deepspeed={"reduce_bucket_size": bucket}))
-    assert [ledger.schedule[row.born] for row in ledger.rows if row.name == "gradients in partition"] == [instant]
+    first, *_ = sorted(row.born for row in ledger.rows if row.name == "gradients in partition")
+    assert ledger.schedule[first] == instant
 
 
 @pytest.mark.parametrize(("named", "steps"), [("paged-adamw", "adamw"), ("adafactor", "adamw"), ("lion", "lion")])

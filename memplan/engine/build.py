@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
@@ -32,6 +33,9 @@ from memplan.engine.rows.router_loss import enter_router_backward, enter_router_
 from memplan.engine.rows.step import enter_gradients, enter_step
 from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from memplan.engine.parallel.zero.reductions import Held
 
 STEP = "step.optimizer"
 
@@ -64,15 +68,19 @@ class Parts:
         return tuple(stages(self.recipe._replace(evaluating=False))) if self.recipe.evaluating else ()
 
     @cached_property
-    def last_backward(self) -> str:
-        """The pass whose backward is the last."""
-        return next(traced.plan.name for traced, point in self.passes[::-1] if point == "backward")
+    def backwards(self) -> tuple[str, ...]:
+        """The passes that run back, but for the first of two forwards that run back together."""
+        names = tuple(traced.plan.name for traced, point in self.passes if point == "backward")
+        return names[-1:] if self.recipe.loss.pair_pass == "two-forward" else names
 
     @cached_property
-    def first_backward(self) -> str:
-        """The pass from whose backward on the last engine's gradients are counted: the policy's, where a critic's
-        comes after it in the same engine."""
-        return "policy" if self.last_backward == CRITIC else self.last_backward
+    def reductions(self) -> "dict[str, Held]":
+        """What ZeRO's engines hold of gradients, by the last pass that each runs back."""
+        from memplan.engine.parallel.zero.reductions import reductions
+
+        own = (CRITIC,) if _apart(self.recipe) else ()
+        engines = [names for names in (own, tuple(name for name in self.backwards if name not in own)) if names]
+        return {names[-1]: found for names in engines if (found := reductions(self.recipe, names)) is not None}
 
     @cached_property
     def schedule(self) -> tuple[str, ...]:
@@ -165,7 +173,8 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
         if not parts.recipe.evaluating:
             from memplan.engine.parallel.zero.buckets import enter_zero
 
-            enter_zero(ledger, parts.recipe, _stepped(parts), parts.last_backward, parts.first_backward)
+            enter_zero(ledger, parts.recipe, _stepped(parts), parts.backwards[-1])
+            _enter_reductions(ledger, parts)
         elif parts.recipe.zero_stage == 3:
             from memplan.engine.parallel.zero.stage3 import enter_lasting
 
@@ -178,22 +187,39 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
         enter_sharding(ledger, parts.recipe, _stepped(parts), list(parts.passes))
 
 
+def _enter_reductions(ledger: Ledger, parts: Parts) -> None:
+    """What ZeRO holds of gradients, of the policy's engine behind that of a critic that steps by itself."""
+    zero = parts.recipe.sharding.deepspeed
+    if zero.wrapper not in ("zero", "zero3") or (zero.quantised_gradients and parts.recipe.several):
+        return
+    from memplan.engine.parallel.zero.reductions import enter_reductions
+
+    first = ledger.schedule[0]
+    for name, engine in parts.reductions.items():
+        end = CRITIC_STEP if name == CRITIC and _apart(parts.recipe) else STEP
+        traced = [each for each, point in parts.passes if point == "backward" and each.plan.name in engine.parts]
+        enter_reductions(ledger, engine, traced, first, end)
+        first = ledger.after(end)
+
+
 def _enter_steps(ledger: Ledger, parts: Parts) -> None:
     if parts.recipe.evaluating:
         return
-    recipe = parts.recipe
-    enter = enter_step
-    if recipe.sharding.deepspeed.wrapper not in ("", "plain"):
-        from memplan.engine.parallel.zero.step import enter_zero_step
+    recipe, wrapper = parts.recipe, parts.recipe.sharding.deepspeed.wrapper
+    steps = [(STEP, parts.backwards[-1], _stepped(parts))]
+    steps += [(CRITIC_STEP, CRITIC, parts.critic_weights)] if _apart(recipe) else []
+    for step, name, weights in steps:
+        if wrapper in ("", "plain"):
+            enter_step(ledger, recipe, weights, step)
+        else:
+            from memplan.engine.parallel.zero.step import enter_zero_step
 
-        enter = enter_zero_step
-    enter(ledger, recipe, _stepped(parts), STEP)
-    if recipe.others.critic is not None and _apart(recipe):
-        enter(ledger, recipe, parts.critic_weights, CRITIC_STEP)
-        if recipe.zero_stage >= 0:
-            from memplan.engine.parallel.zero.buckets import enter_zero
+            engine = parts.reductions.get(name) if wrapper == "zero" else None
+            enter_zero_step(ledger, recipe, weights, step, engine)
+    if _apart(recipe) and recipe.zero_stage >= 0:
+        from memplan.engine.parallel.zero.buckets import enter_zero
 
-            enter_zero(ledger, recipe, parts.critic_weights, CRITIC, CRITIC)
+        enter_zero(ledger, recipe, parts.critic_weights, CRITIC)
 
 
 def _enter_others(ledger: Ledger, parts: Parts) -> None:

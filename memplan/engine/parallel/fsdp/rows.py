@@ -6,17 +6,17 @@ hooks (``play/fsdp1.py``, ``play/fsdp2.py``), in which layers are black boxes (`
 
 from collections.abc import Iterator
 
-from memplan.engine.ledger import ACCUMULATED, Ledger
+from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp.beside import FSDP, SHARDS, enter_beside
 from memplan.engine.parallel.fsdp.instants import Halves, Held
 from memplan.engine.parallel.fsdp.question import Stage, question_of
+from memplan.engine.parallel.held_rows import MOMENT, enter_held
 from memplan.engine.play.boxes import Question
 from memplan.engine.play.folded_boxes import moments_of
 from memplan.engine.play.moments import Key, Label, Things
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
-MOMENT = "buffers", "more for a moment"
 PADDED, PART, FLAT = (
     "padded elements × bytes",
     "padded elements / ranks × bytes",
@@ -53,9 +53,9 @@ def enter_units(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: l
     question = question_of(recipe, weights, passes)
     held, embedded = dict[str, Things](), dict[str, int]()
     for instant, things, output in _fullest(question, passes):
-        held[instant] = things
+        held[instant] = _renamed(things)
         embedded |= {instant: output} if instant.endswith(".gather") else {}
-    _enter(ledger, held)
+    enter_held(ledger, held, {name: (formula, why, f"{FSDP}/{where}") for name, (formula, why, where) in SAID.items()})
     for instant, size in embedded.items():
         ledger.add("embedding output", "activations", size, at=instant).formula("T × h × bytes", size).since(
             "the first layer is gathered when its input is there", f"{FSDP}/_fully_shard/_fsdp_state.py: _pre_forward"
@@ -86,46 +86,10 @@ def _things(held: Held) -> Things:
     return things | ({MOMENT: beyond} if beyond > 0 else {})
 
 
-def _enter(ledger: Ledger, held: dict[str, Things]) -> None:
-    """A row for each that stays the same from one instant to another; an instant at which nothing is known is as the
-    one before."""
-    things, sequence = dict[Label, int](), list[dict[Label, int]]()
-    for instant in ledger.schedule:
-        things = {label: size for label, size in things.items() if label != MOMENT}
-        if instant in held:
-            things = {}
-            for (category, name), size in held[instant].items():
-                label = category, _renamed(name)
-                things[label] = things.get(label, 0) + size
-        sequence.append(things)
-    for category, name in {label: None for each in sequence for label in each}:
-        template, why, where = next(said for begins, said in SAID.items() if name.startswith(begins))
-        for size, born, dies in _spans([each.get((category, name), 0) for each in sequence]):
-            lasts = category == "gradients" and born == 0 and dies == len(sequence) - 1
-            title = f"{ACCUMULATED}, {name}" if lasts else name
-            ledger.add(title, category, size, ledger.schedule[born], ledger.schedule[dies]).formula(
-                template, size
-            ).since(why, f"{FSDP}/{where}")
-
-
-def _renamed(name: str) -> str:
+def _renamed(things: Things) -> Things:
     """What a reduction leaves is a shard, cast or not."""
-    for reduced in ("reduced gradients of", "shards of gradients of"):
-        name = name.replace(reduced, f"{SHARDS} of")
-    return name
-
-
-def _spans(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(bytes, first, last) of what is there for a while: what came last goes first."""
-    there, total = list[tuple[int, int]](), 0
-    for at, size in enumerate([*sizes, 0]):
-        while total > size:
-            top, born = there.pop()
-            less = min(top, total - size)
-            yield less, born, at - 1
-            total -= less
-            if top > less:
-                there.append((top - less, born))
-        if size > total:
-            there.append((size - total, at))
-            total = size
+    found = dict[Label, int]()
+    for (category, name), size in things.items():
+        label = category, name.replace("reduced gradients of", f"{SHARDS} of").replace("shards of gradients", SHARDS)
+        found[label] = found.get(label, 0) + size
+    return found

@@ -89,45 +89,6 @@ def owned(group: Group, pinned_itemsize: int = 0) -> int:
     return max(most, *held.values())
 
 
-class Touched(NamedTuple):
-    """Of one rank."""
-
-    elements: int = 0
-    """Of the parameters that touch its parts, each whole: ``grads_in_partition``."""
-    piece: int = 0
-    """Of the largest piece of one parameter within a part."""
-
-
-@lru_cache(maxsize=256)
-def touched(groups: tuple[Group, ...]) -> tuple[Touched, ...]:
-    """Each rank's, of all groups together; of those alike, one."""
-    found: dict[int, Touched] = {}
-    for group in groups:
-        start, part = 0, group.partition
-        for elements in sizes_in_order(group.weights):
-            end = start + elements
-            for rank in range(start // part, (end - 1) // part + 1):
-                own, piece = found.get(rank, Touched()), min(end, (rank + 1) * part) - max(start, rank * part)
-                found[rank] = Touched(own.elements + elements, max(own.piece, piece))
-            start = end
-    return tuple(set(found.values()))
-
-
-def owned_elements(groups: Iterable[Group]) -> int:
-    """Elements of ``grads_in_partition`` on the fullest rank."""
-    return max((each.elements for each in touched(tuple(groups))), default=0)
-
-
-def fills(recipe: Recipe, groups: Iterable[Group]) -> bool:
-    """Whether the bucket is full before backward is over: else all is reduced at its end, as with small adapters."""
-    return sum(group.elements for group in groups) > recipe.sharding.deepspeed.reduce_bucket_size
-
-
-def largest_slice(group: Group) -> int:
-    """Elements of the largest piece of one parameter within a part."""
-    return min(largest(group), group.partition)
-
-
 def largest(group: Group) -> int:
     """Elements of the largest parameter."""
     return max(weight.elements for weight in group.weights)

@@ -10,7 +10,7 @@ from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp2.units import reads_head
 from memplan.engine.parallel.zero.coordinator import Limits
-from memplan.engine.parallel.zero.flat_groups import divided, fills, groups_of, largest
+from memplan.engine.parallel.zero.flat_groups import divided, groups_of, largest
 from memplan.engine.parallel.zero.module_order import largest_module, order_of
 from memplan.engine.parallel.zero.prefetch import Figures, Gathered, Half, gathered
 from memplan.engine.passes import TracedPass
@@ -48,25 +48,13 @@ def enter_lasting(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None
 
 
 def enter_zero3(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str, name: str) -> None:
-    """Buffers of the reductions in backward of the pass ``name``; ``born``: when the first gradient has come."""
-    zero, groups = recipe.sharding.deepspeed, groups_of(recipe, weights)
-    end, own = f"{name}.reduce", zero.communication
-    born = born if fills(recipe, groups) else end
+    """Buffers beside those of ``reductions``; ``born``: when the first gradient of the pass ``name`` has come."""
+    groups, bucket = groups_of(recipe, weights), recipe.sharding.deepspeed.reduce_bucket_size
     enter_lasting(ledger, recipe, weights)
-    small = sum(w.elements * w.copies for g in groups for w in g.weights if w.elements <= zero.reduce_bucket_size)
-    bucket = min(zero.reduce_bucket_size, small)
-    copies = int(zero.reduce_scatter) + int(own != recipe.numerics.itemsize)
-    if recipe.several and groups and zero.quantised_gradients:
-        _enter_quantised_reduction(ledger, recipe, max(largest(group) for group in groups), born, end)
-    elif recipe.several and copies and groups:
-        ledger.add("copies of the bucket", "buffers", bucket * own * copies, born, end, low=0).formula(
-            "elements of a full bucket × bytes × copies", bucket, own, copies
-        ).since(
-            "the reduce-scatter interleaves the ranks' parts in a copy, made when a bucket is full",
-            "deepspeed 0.19 runtime/comm/coalesced_collectives.py: reduce_scatter_coalesced",
-        )
-    if zero.optimizer and groups:
-        enter_norms(ledger, [w for g in groups for w in g.weights], recipe.sharding.ranks, born, end, zero.accumulation)
+    if recipe.several and groups and recipe.sharding.deepspeed.quantised_gradients:
+        at_once = sum(group.elements for group in groups) > bucket
+        end = f"{name}.reduce"
+        _enter_quantised_reduction(ledger, recipe, max(map(largest, groups)), born if at_once else end, end)
 
 
 def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, born: str, end: str) -> None:
@@ -90,28 +78,6 @@ def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, bo
         "zero_quantized_gradients: two all-to-alls in 4 bits in place of the reduce-scatter, a gradient at a time",
         "deepspeed 0.19 runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce",
     )
-
-
-def enter_norms(ledger: Ledger, weights: list[Weight], ranks: int, born: str, end: str, back: int = 0) -> None:
-    """With the optimizer on the host, each gradient's norm is taken in fp64 as it leaves the card; of stage 3, of a
-    copy that has come back from there, in so many bytes an element."""
-    last = ledger.before(end) if end != born else end
-    within = f"{last.split('.')[0]}.last-layer-backward"
-    for label, units, first, dies in (
-        ("the head's gradient", ("head", "norm"), born, ledger.before(within) if within in ledger.index else last),
-        ("a layer's gradient", ("layer",), within if within in ledger.index else born, ledger.before(last)),
-        ("the largest gradient", ("embedding", "vision", "layer", "head", "norm"), last, end),
-    ):
-        size = max((weight.elements for weight in weights if weight.unit in units), default=0)
-        whole = -(-size // ranks)
-        part = min(whole, NORM_PIECE)
-        if ledger.index[first] <= ledger.index[dies]:
-            ledger.add(
-                f"norm of {label} in double precision", "temporaries", part * FP64 + whole * back, first, dies, low=0
-            ).formula("elements of the rank's part × (8 + bytes of the copy)", part, FP64, whole, back).since(
-                "norms accumulate in fp64, and the part is cast for it",
-                f"{ZERO}/utils.py: get_norm_dtype; stage3.py: _constant_buffered_norm2",
-            )
 
 
 def limits(recipe: Recipe) -> Limits:

@@ -10,11 +10,10 @@ from memplan.engine.parallel.zero.flat_groups import (
     Group,
     groups_of,
     largest,
-    owned_elements,
     sub_groups,
-    touched,
 )
 from memplan.engine.parallel.zero.offload import moved
+from memplan.engine.parallel.zero.reductions import Held
 from memplan.engine.parallel.zero.states import persistent_bytes, weight_itemsize
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
@@ -23,26 +22,24 @@ from memplan.units import ceil_div
 FP32, FP64 = 4, 8
 
 
-def enter_zero_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:
-    """The row of one step."""
+def enter_zero_step(
+    ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str, played: Held | None = None
+) -> None:
+    """The row of one step. ``played``: what stages 1 and 2 begin it with."""
     groups = groups_of(recipe, weights)
-    size, what = step_bytes(recipe, groups, persistent_bytes(recipe, weights)) if groups else (0, "")
+    moments = _partitioned(recipe, groups, played) if played else None
+    size, what = step_bytes(recipe, groups, persistent_bytes(recipe, weights), moments) if groups else (0, "")
     ledger.add("temporaries of DeepSpeed's step", "optimizer_temporaries", size, at=step).formula(what, size).since(
         "the largest moment of the step: norms, fp32 gradients, or the optimizer's own temporaries",
         "deepspeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py: step; runtime/fp16, runtime/bf16_optimizer.py",
     )
 
 
-def step_bytes(recipe: Recipe, groups: list[Group], small: int) -> tuple[int, str]:
+def step_bytes(
+    recipe: Recipe, groups: list[Group], small: int, moments: dict[str, int] | None = None
+) -> tuple[int, str]:
     """(bytes over what stands at the step's begin, the moment that decides); ``small``: what is gathered at its end."""
-    wrapper = recipe.sharding.deepspeed.wrapper
-    moments = {
-        "zero": _partitioned,
-        "zero3": _sub_grouped,
-        "bf16": _whole_buffer,
-        "fused": _flattened,
-        "unfused": _each_by_itself,
-    }[wrapper](recipe, groups)
+    moments = moments or STEPS[recipe.sharding.deepspeed.wrapper](recipe, groups)
     moments["persistent parameters × bytes, gathered again"] = small
     what = max(moments, key=lambda moment: moments[moment])
     return max(moments[what], 0), what
@@ -57,16 +54,15 @@ def own_bytes(recipe: Recipe, elements: int) -> int:
     return loop_bytes(recipe, [(flat(elements, FP32), 1)])
 
 
-def _partitioned(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
+def _partitioned(recipe: Recipe, groups: list[Group], played: Held) -> dict[str, int]:
     """Stages 1 and 2, group by group: the rank's gradients are flattened, cast to fp32, stepped on.
 
     All half-precision gradients are pieces of one buffer, which ends when the last group has been cast."""
     if recipe.sharding.deepspeed.optimizer:
         return {"": 0}
-    e = weight_itemsize(recipe, groups[0])
-    held = owned_elements(groups) * e
-    norms = max(each.elements * e + each.piece * FP64 for each in touched(tuple(groups)))
-    moments = {"largest gradient × 8 (its norm), on the rank where that and its gradients are most": norms - held}
+    norm = "largest gradient × 8 (its norm), on the rank where that and its gradients are most"
+    held = sum(played.ends.values())
+    moments = {norm: played.norms - held}
     for i, group in enumerate(groups):
         e, part = weight_itemsize(recipe, group), group.partition
         cast = part * FP32 if e != FP32 else 0
@@ -119,3 +115,7 @@ def _each_by_itself(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
     weights = [weight for group in groups for weight in group.weights]
     elements = sum(group.elements for group in groups)
     return {"elements × 4 + the optimizer's": FP32 * elements + step_temporaries(recipe, weights, FP32, 1)}
+
+
+STEPS = {"zero3": _sub_grouped, "bf16": _whole_buffer, "fused": _flattened, "unfused": _each_by_itself}
+"""What holds most in a step, by DeepSpeed's wrapper."""

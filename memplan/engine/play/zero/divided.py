@@ -13,11 +13,11 @@ from memplan.engine.parallel.zero.stage3 import FP64, NORM_PIECE, limits
 from memplan.engine.play.notes import BEGUN, DONE, RESUMED, TAKEN, InTower, Note
 from memplan.engine.play.optimizer import TEMPORARIES, Optimizer
 from memplan.engine.play.resident import in_order, of_tower
-from memplan.engine.play.zero.engine import Engine, Gradient, joined, notes_of
+from memplan.engine.play.zero.engine import Engine, Gradient, Handed, joined, notes_of
 from memplan.engine.play.zero.gathering import GATHERED, Whole
 from memplan.engine.play.zero.hooks import POLICY
 from memplan.engine.play.zero.partitions import Partitions
-from memplan.engine.play.zero.places import Places
+from memplan.engine.play.zero.places import Place, Places
 from memplan.engine.play.zero.sub_groups import SubGroup, sub_groups_of
 from memplan.engine.play.zero.visits import USES, Modules, passes_of, visits_of
 from memplan.engine.tape.graph import Tensor
@@ -51,12 +51,12 @@ class Divided(Engine):
         self.wholes: dict[str, Whole] = {}
         self.current: Whole | None = None
         self.filled = 0
-        self.waiting: list[tuple[int, Gradient | None]] = []
+        self.waiting: list[tuple[int, Handed | None]] = []
         """Elements of each gradient in the bucket, and the gradient where it is not copied there."""
         self.events: deque[dict[int, int]] = deque()
         self.persistent: list[Tensor] = []
 
-    def noted(self, note: Note, grad: Gradient | None) -> None:
+    def noted(self, note: Note, grad: Handed | None) -> None:
         """A forward begins, a module runs or has run, or a gradient is there."""
         if note.what == BEGUN:
             self._begin(note.name)
@@ -68,6 +68,10 @@ class Divided(Engine):
             self.current.done()
         elif note.what == TAKEN:
             self._take(note.elements, grad)
+
+    def put(self, place: Place, grad: Handed | None) -> None:
+        """A gradient comes."""
+        self._take(place.elements, grad)
 
     # -- whole weights ------------------------------------------------------------------------------------------------
 
@@ -91,11 +95,11 @@ class Divided(Engine):
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
-    def _take(self, elements: int, grad: Gradient | None) -> None:
+    def _take(self, elements: int, grad: Handed | None) -> None:
         """A gradient goes into the bucket, or waits beside it."""
         if self.filled and self.filled + elements > self.zero.reduce_bucket_size:
             self._reduce()
-        if grad is not None and self.reducing:
+        if isinstance(grad, Gradient) and self.reducing:
             grad.record(self.reducing)
         copied = self.zero.contiguous_gradients and self.filled + elements <= self.zero.reduce_bucket_size
         self.filled += elements

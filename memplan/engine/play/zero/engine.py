@@ -34,6 +34,10 @@ class Gradient:
             self.tape.waiting_for[stream] += 1
 
 
+Handed = Gradient | Tensor
+"""Of a play without a step around it, a tensor."""
+
+
 class Engine:
     """What an engine of any stage is told; the stages say what they do then."""
 
@@ -44,11 +48,16 @@ class Engine:
 
     def new(self, size: int, label: str, category: str, stream: int = 0) -> Tensor:
         """Bytes on a stream."""
-        with self.tape.on(stream):
-            return self.tape.new(Dim("n", size), 1, label, category=category)
+        self.tape.stream = stream
+        tensor = self.tape.new(Dim("n", size), 1, label, category=category)
+        self.tape.stream = 0
+        return tensor
 
-    def noted(self, note: Note, grad: Gradient | None) -> None:
+    def noted(self, note: Note, grad: Handed | None) -> None:
         """A hook runs. ``grad``: what it was handed."""
+
+    def begin(self) -> None:
+        """A backward has its first gradient."""
 
     def backward_ended(self, *, last: bool) -> None:
         """The epilogue; ``last``: the optimizer steps next."""

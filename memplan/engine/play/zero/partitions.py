@@ -10,7 +10,7 @@ from memplan.engine.optimizer.states import flat
 from memplan.engine.parallel.zero.states import weight_itemsize
 from memplan.engine.play.notes import FIRST, Note
 from memplan.engine.play.optimizer import Optimizer
-from memplan.engine.play.zero.engine import Engine, Gradient
+from memplan.engine.play.zero.engine import Engine, Handed
 from memplan.engine.play.zero.places import Place, Places
 from memplan.engine.tape.graph import Tensor
 from memplan.spec.recipe import Recipe
@@ -39,31 +39,35 @@ class Partitions(Engine):
         """Buffers for gradients (``ipg_buckets``)."""
         self.filled = 0
         """Elements in the one that is being filled."""
-        self.waiting: list[tuple[Place, Gradient | None]] = []
+        self.waiting: list[tuple[Place, Handed | None]] = []
         """What is in it; a gradient of more elements than a bucket has stays what it is."""
-        self.reduced: list[Gradient] = []
+        self.reduced: list[Handed] = []
         """Of other ranks, until the next reduction has begun."""
-        self.own: list[Tensor | Gradient] = []
+        self.own: list[Handed] = []
         """Gradients that this rank keeps: without a bucket, each by itself."""
-        self.others: list[Gradient] = []
+        self.others: list[Handed] = []
         """Those of other ranks, which stage 1 keeps to the epilogue."""
-        self.kept: Tensor | None = None
-        """``grads_in_partition``."""
-        self.accumulated: list[Tensor | Gradient] = []
+        self.kept = 0
+        """Elements of ``grads_in_partition``."""
+        self.accumulated: list[Handed] = []
 
-    def noted(self, note: Note, grad: Gradient | None) -> None:
+    def noted(self, note: Note, grad: Handed | None) -> None:
         """The first gradient of a backward makes the buckets; each is put into one."""
         if note.what == FIRST:
-            self._set_up()
-            return
-        place = self.places.find(note)
+            self.begin()
+        else:
+            self.put(self.places.find(note), grad)
+
+    def put(self, place: Place, grad: Handed | None) -> None:
+        """``reduce_independent_p_g_buckets_and_remove_grads``."""
         if self.filled + place.elements > self.zero.reduce_bucket_size:
             self._reduce()
         fits = self.zero.contiguous_gradients and place.elements <= self.zero.reduce_bucket_size
         self.filled += place.elements
         self.waiting.append((place, None if fits else grad))
 
-    def _set_up(self) -> None:
+    def begin(self) -> None:
+        """``setup_buckets``."""
         if self.zero.contiguous_gradients and not self.buckets:
             for _ in range(1 + self.zero.overlap_comm):
                 size = self.zero.reduce_bucket_size * self.itemsize
@@ -96,7 +100,7 @@ class Partitions(Engine):
             return []
         if not self.zero.reduce_scatter:
             return [[self.filled]]
-        slices = [each for place, _ in self.waiting for each in self.places.slices(place)]
+        slices = [each for place, _ in self.waiting for each in self.places.slices[place]]
         found: list[list[int]] = [[]]
         for _, same in groupby(slices, key=lambda each: each[0]):
             if sum(found[-1]) > self.zero.reduce_bucket_size:
@@ -104,28 +108,25 @@ class Partitions(Engine):
             found[-1].append(sum(size for _, size in same))
         return found
 
-    def _settle(self, place: Place, grad: Gradient | None) -> None:
+    def _settle(self, place: Place, grad: Handed | None) -> None:
         """A reduced gradient is copied to where this rank's are, dropped, or stays."""
-        own = self.places.owns(place)
+        own, in_bucket = self.places.owns(place), self.zero.contiguous_gradients
         if self.zero.optimizer:
-            if own:
-                self._to_host(place)
-        elif own and self.zero.contiguous_gradients:
-            if self.kept is None:
-                size = self.places.owned * self.itemsize
-                self.kept = self.new(size, "gradients in partition", "gradients", self.stream)
-                self.own.append(self.kept)
-        elif grad is not None and own:
+            self._to_host(self.places.piece(place))
+            return
+        if in_bucket and (kept := self.places.keeps(place)) > self.kept:
+            self.kept, self.own = kept, []
+            self.own.append(self.new(kept * self.itemsize, "gradients in partition", "gradients", self.stream))
+        if grad is not None and own and not in_bucket:
             self.own.append(grad)
-        elif grad is not None and self.stage == 1:
+        elif grad is not None and not own and self.stage == 1:
             self.others.append(grad)
-        elif grad is not None and self.stream and not self.zero.contiguous_gradients:
+        elif grad is not None and self.stream and not in_bucket:
             self.reduced.append(grad)
 
-    def _to_host(self, place: Place) -> None:
+    def _to_host(self, own: int) -> None:
         """``set_norm_for_param_grad_in_gpu``, ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``. What looks for NaN
         copies nothing (from 0.19.6 on, and in bf16 it was off before 0.19.3)."""
-        own = self.places.own_elements(place)
         self._norm(own)
         copied = self.new(own * FP32, "gradients on their way to the host", TEMPORARIES, self.stream)
         del copied
@@ -142,7 +143,7 @@ class Partitions(Engine):
         if self.stream:
             self.tape.synchronise()
         self.accumulated = self.accumulated or self.own[:]
-        self.kept = None
+        self.kept = 0
         self.own.clear()
         self.others.clear()
         self.buckets.clear()
