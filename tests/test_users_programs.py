@@ -263,6 +263,13 @@ def test_a_dry_run_by_default_is_gone_past_and_a_merged_config_is_known() -> Non
     assert (found.fits, found.job["model"], found.job["batch_size"]) == ("yes", "Qwen/Qwen2.5-0.5B", 1), found.text
 
 
+def test_a_switch_to_train_is_taken_as_on_where_nothing_is_trained_without_it() -> None:
+    text = TRUNCATED.replace("Trainer(model=", "if args.do_train:\n    Trainer(model=")
+    asked = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--do_train', action='store_true')\n"
+    found = checked("a.py", asked + "args = p.parse_args()\n" + text)
+    assert (found.fits, found.job["sequence_length"]) == ("yes", 300), found.text
+
+
 def test_a_section_of_a_project_is_no_model_of_memplans_own() -> None:
     text = "model: {model_id: gemma_1b_en, dtype: bfloat16}\nlora: {rank: 8}\n"
     assert "model_type" not in checked("c.yaml", text).text

@@ -58,7 +58,7 @@ def _argument(call: Call) -> None:
     arguments, action = call.run.known.arguments, plain(call.named.get("action"))
     value = call.named.get("default")
     if "default" not in call.named and action in ("store_true", "store_false"):
-        value = action == "store_false"
+        value = action == "store_false" or (call.run.hopeful and DO_TRAIN.fullmatch(name) is not None)
     elif "default" not in call.named and (truth(call.named.get("required")) or not flags[:1] or flags[0][:1] != "-"):
         value = unknown_option(name, call.place)
     if flags[:1] and flags[0][:1] != "-":
@@ -80,6 +80,8 @@ def _positional(call: Call, value: Any) -> Any:
     return (words if several else words[0]) if words else value
 
 
+DO_TRAIN = re.compile(r"(do_|run_)?(train(ing)?|fine_?tun(e|ing)|sft|dpo|grpo)")
+"""Switches without which a program that has a trainer trains nothing."""
 TRAINS = re.compile(r"(?i)train|tun(e|ing)|sft|dpo|grpo|fit")
 """Words for a training among a program's commands."""
 
