@@ -301,3 +301,12 @@ def test_a_model_that_sees_is_its_checkpoint_with_a_tower_whatever_the_arguments
     assert (found.job.model, found.job.images is not None) == ("Qwen/Qwen2.5-VL-3B-Instruct", True)
     assert all(each.above for each in found.unread)
     assert resolve(found)
+
+
+def test_what_a_layer_of_the_checkpoint_drafts_is_the_engines(tmp_path: Path) -> None:
+    drafts = "--colocate --sglang-speculative-algorithm EAGLE --sglang-speculative-num-draft-tokens 3"
+    text = SCRIPT.replace("ENGINE", drafts)
+    found = read(tmp_path, text)
+    assert found.job.rollout is not None
+    assert (found.job.rollout.draft, found.job.rollout.draft_tokens, decided(found)) == ("mtp", 3, {})
+    assert set(decided(read(tmp_path, text.replace("EAGLE", "EAGLE3"))).values()) == {"engine"}

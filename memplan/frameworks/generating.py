@@ -144,10 +144,22 @@ def bound_server(keys: Keys, key: str) -> None:
         keys.draft.bound(key, keys.settings.where(key), why, "engine", hint=hint)
 
 
+def read_draft(keys: Keys, at: str) -> None:
+    """SGLang's EAGLE without a model of its own: the checkpoint's layer for it drafts, so many tokens at once."""
+    key, tokens = f"{at}speculative_algorithm", f"{at}speculative_num_draft_tokens"
+    said = keys.settings.values
+    if str(said.get(key)).upper() not in ("EAGLE", "NEXTN") or said.get(f"{at}speculative_draft_model_path"):
+        return
+    put(keys, "draft", "mtp", key)
+    if "rollout" in keys.draft.values and (count := keys.whole(tokens)):
+        keys.draft.values["rollout"] = {**keys.draft.values["rollout"], "draft_tokens": count}
+    keys.skip(key, tokens)
+
+
 def warn_felt(keys: Keys, at: str, names: Iterable[str] = FELT) -> None:
     """Arguments of the engine whose memory nothing here describes, where they are on; ``at`` stands before them."""
     for key in (f"{at}{name}" for name in names):
-        if keys.get(key):
+        if not keys.took(key) and keys.get(key):
             keys.warn(key, "of the engine is not modelled", "engine")
 
 

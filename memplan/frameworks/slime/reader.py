@@ -12,7 +12,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import Draft, Framework, Keys
 from memplan.frameworks.documents import Document, Settings, is_template, words
-from memplan.frameworks.generating import SGLANG, put, put_bucket, put_engine, read_fields, warn_felt
+from memplan.frameworks.generating import SGLANG, put, put_bucket, put_engine, read_draft, read_fields, warn_felt
 from memplan.frameworks.image_bounds import IMAGES
 from memplan.frameworks.megatron import reader as megatron
 from memplan.frameworks.megatron.keys import DEFAULTS
@@ -232,6 +232,7 @@ def _engine(keys: Keys) -> None:
     elif quantised:
         keys.warn("hf_checkpoint", f"weights of the engine in {quantised[1]} are counted as bf16", "engine")
     read_fields(keys, SGLANG, "sglang_")
+    read_draft(keys, "sglang_")
     warn_felt(keys, "sglang_")
     put_bucket(keys, "update_weight_buffer_size")
     if not beside:
