@@ -167,10 +167,11 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
             f"rollout: {found.trainer.title} keeps its cache when the engine wakes: all that it has reserved stands "
             "against it (trainer_offload empties it)"
         )
+    seen = whole.but(tower=None) if asked.language_model_only else whole
     made = Generator(
         engine=row.engine,
         version=version,
-        model=whole.but(tower=None) if asked.language_model_only else whole,
+        model=seen,
         separate=separate,
         own_process=asked.process == "own" if asked.process else row.own_process,
         first=row.engine_first and not separate,
@@ -185,7 +186,9 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         max_num_seqs=asked.max_num_seqs
         or (UNSLOTH_SEQUENCES if shared else rows if row.rows else row.sequences)
         or usual.sequences,
-        max_num_batched_tokens=asked.max_num_batched_tokens or row.tokens or batched_tokens(era, usual.tokens, length),
+        max_num_batched_tokens=asked.max_num_batched_tokens
+        or row.tokens
+        or batched_tokens(era, usual.tokens, length, seen.tower),
         prompt_length=prompt,
         completion_length=completion,
         rows=rows,

@@ -105,7 +105,9 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     card = Card(gpu.usable_bytes, gpu.memory_bytes, gpu.architecture)
     usual = defaults_of(engine, version, card, tensor * stages, server=True)
     rows = rollout.max_num_seqs or usual.sequences
-    tokens = rollout.max_num_batched_tokens or min(batched_tokens(era, usual.tokens, longest), rows * longest)
+    seen = spec.but(tower=None) if rollout.language_model_only else spec
+    whole = batched_tokens(era, usual.tokens, longest, seen.tower)
+    tokens = rollout.max_num_batched_tokens or min(whole, rows * longest)
     given = rollout.mem_fraction_static if engine == "sglang" else rollout.gpu_memory_utilization
     share = given or usual.share or era.default_share
     if given is None and rollout.kv_cache_memory is None:
@@ -116,7 +118,7 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     return Generator(
         engine=engine,
         version=version,
-        model=spec.but(tower=None) if rollout.language_model_only else spec,
+        model=seen,
         separate=True,
         own_process=True,
         gpus=said or tensor * stages * copies,

@@ -2,10 +2,13 @@
 
 vLLM 0.8.5 to 0.33 engine/arg_utils.py: _set_default_args; SGLang 0.4.6 to 0.5.23 server_args.py, memory_hook.py."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.tables.engines import LATEST, Era, version_of
 from memplan.units import GiB, pairs_of
+
+if TYPE_CHECKING:
+    from memplan.spec.vision import Tower
 
 
 class Defaults(NamedTuple):
@@ -88,10 +91,16 @@ def defaults_of(engine: str, version: str, card: Card, ranks: int, server: bool 
     return Defaults(chunk, graphs, round(1 - reserved * 2**20 / memory, 3))
 
 
-def batched_tokens(era: Era, usual: int, longest: int) -> int:
+WHOLE_VIDEO = 2496
+"""Tokens of Gemma 4's longest video (32 frames), which attend to each other and so are one forward: of 0.25's logs,
+which raise 2,048 to them; 0.19's have 2,048."""
+
+
+def batched_tokens(era: Era, usual: int, longest: int, tower: "Tower | None") -> int:
     """max_num_batched_tokens where nobody says. ``longest``: max_model_len."""
     if not era.whole_prompts:
-        return usual
+        whole = tower is not None and tower.masks_windows and era.counts_states  # since 0.20
+        return max(usual, WHOLE_VIDEO * whole)
     return max(2048, longest) if longest <= LONGEST_WHOLE else 2048
 
 
