@@ -188,7 +188,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         or usual.sequences,
         max_num_batched_tokens=asked.max_num_batched_tokens
         or row.tokens
-        or batched_tokens(era, usual.tokens, length, seen.tower),
+        or batched_tokens(era, usual.tokens, length, bool(seen.tower and seen.tower.masks_windows)),
         prompt_length=prompt,
         completion_length=completion,
         rows=rows,

@@ -106,7 +106,7 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     usual = defaults_of(engine, version, card, tensor * stages, server=True)
     rows = rollout.max_num_seqs or usual.sequences
     seen = spec.but(tower=None) if rollout.language_model_only else spec
-    whole = batched_tokens(era, usual.tokens, longest, seen.tower)
+    whole = batched_tokens(era, usual.tokens, longest, bool(seen.tower and seen.tower.masks_windows))
     tokens = rollout.max_num_batched_tokens or min(whole, rows * longest)
     given = rollout.mem_fraction_static if engine == "sglang" else rollout.gpu_memory_utilization
     share = given or usual.share or era.default_share

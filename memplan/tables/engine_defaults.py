@@ -2,13 +2,10 @@
 
 vLLM 0.8.5 to 0.33 engine/arg_utils.py: _set_default_args; SGLang 0.4.6 to 0.5.23 server_args.py, memory_hook.py."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from memplan.tables.engines import LATEST, Era, version_of
 from memplan.units import GiB, pairs_of
-
-if TYPE_CHECKING:
-    from memplan.spec.vision import Tower
 
 
 class Defaults(NamedTuple):
@@ -96,11 +93,10 @@ WHOLE_VIDEO = 2496
 which raise 2,048 to them; 0.19's have 2,048."""
 
 
-def batched_tokens(era: Era, usual: int, longest: int, tower: "Tower | None") -> int:
-    """max_num_batched_tokens where nobody says. ``longest``: max_model_len."""
+def batched_tokens(era: Era, usual: int, longest: int, whole: bool) -> int:
+    """max_num_batched_tokens where nobody says. ``longest``: max_model_len; ``whole``: videos attend to themselves."""
     if not era.whole_prompts:
-        whole = tower is not None and tower.masks_windows and era.counts_states  # since 0.20
-        return max(usual, WHOLE_VIDEO * whole)
+        return max(usual, WHOLE_VIDEO * (whole and era.counts_states))  # since 0.20
     return max(2048, longest) if longest <= LONGEST_WHOLE else 2048
 
 
