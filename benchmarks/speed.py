@@ -4,12 +4,15 @@ The first lines are medians over jobs that differ, so that no cache answers. A s
 one model, priced by ``memplan.reporting.peak`` (the meters, phases and verdict of a report, to the byte),
 resolved once for each combination of everything but the batch, and varied by ``Recipe.with_batch``.
 
---check FILE-OR-FOLDER …: CPU time of all processes of the call, start included, a file that it answers; and the same
-where every step is played (--play).
+--check FILE-OR-FOLDER …: CPU time of all processes of the call, start included, a file that it answers, in pairs with a
+process that imports typer and pydantic and does nothing, or (--against TREE) with the same call of another tree's
+memplan: medians, and the median of the ratios. The answers of both must be the same. Without pairs (--pairs 0), one
+call, and one where every step is played (--play).
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -17,7 +20,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
+
+from startup import BASELINE
 
 import memplan
 from memplan.engine import totals as quick
@@ -80,19 +85,54 @@ def search() -> None:
         print(f"{'  the median plan':50} {times[len(times) // 2]:8.3f} ms")
 
 
-def check(paths: list[str]) -> None:
-    """One call over the files, and one more that plays every step."""
+class Call(NamedTuple):
+    """What one process, with those that it starts, answered and took."""
+
+    found: list[dict[str, Any]]
+    cpu: float
+    wall: float
+
+
+def called(command: list[str], tree: str | None = None) -> Call:
+    """A command, of memplan as it is installed or as it lies in a folder."""
+    environment = {**os.environ, "PYTHONPATH": tree} if tree else {**os.environ}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    written = subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - start
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Call(json.loads(written or "[]"), cpu, wall)
+
+
+def check(paths: list[str], pairs: int, against: str | None) -> None:
+    """Calls over the files."""
     command = [sys.executable, "-m", "memplan", "check", *paths, "--gpu", "h100-80gb", "--num-gpus", "8", "--json"]
-    for title, more in (("memplan check", []), ("memplan check --play", ["--play"])):
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        found = json.loads(subprocess.run([*command, *more], capture_output=True, text=True, check=False).stdout)
-        after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - start
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        files, played = len({each["file"] for each in found}), sum(each["played"] for each in found)
-        each = seconds / max(1, files) * 1000
-        print(
-            f"{title:50} {each:8.0f} ms  {files:,} files, {played:,} played; {seconds:.1f} s, {wall:.1f} s on the clock"
-        )
+    if not pairs:
+        told("memplan check", [called(command)])
+        told("memplan check --play", [called([*command, "--play"])])
+        return
+    both = [(called(command if against else BASELINE, against), called(command)) for _ in range(pairs)]
+    others, own = ([pair[i] for pair in both] for i in range(2))
+    told("memplan check", own)
+    if against:
+        told(f"memplan check of {against}", others)
+        differ = sum(one != other for one, other in zip(others[0].found, own[0].found, strict=True))
+        print(f"{differ} answers differ")
+    files = 1 if against else len({each["file"] for each in own[0].found})
+    ratio = statistics.median(mine.cpu / theirs.cpu / files for theirs, mine in both)
+    print(
+        f"ratio {ratio:.3f}, " + ("of the call" if against else "of a file to a process that imports and does nothing")
+    )
+
+
+def told(title: str, calls: list[Call]) -> None:
+    """A line of the medians."""
+    found, (cpu, wall) = calls[0].found, (statistics.median(each[i] for each in calls) for i in (1, 2))
+    files, played = len({each["file"] for each in found}), sum(each["played"] for each in found)
+    print(
+        f"{title:50} {cpu / files * 1000:8.0f} ms  {files:,} files, {files / wall:.0f} a second on the clock, "
+        f"{played:,} played; {cpu:.1f} s of CPU, {wall:.1f} s on the clock"
+    )
 
 
 def main() -> None:
@@ -101,9 +141,11 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=200, help="calls of each kind")
     parser.add_argument("--no-search", action="store_true", help="leave the search out")
     parser.add_argument("--check", nargs="+", metavar="PATH", help="time a check of these files or folders instead")
+    parser.add_argument("--pairs", type=int, default=3, help="calls of it, each beside one to compare with")
+    parser.add_argument("--against", metavar="TREE", help="folder of another memplan to compare it with")
     arguments = parser.parse_args()
     if arguments.check:
-        check(arguments.check)
+        check(arguments.check, arguments.pairs, arguments.against)
         return
     count = arguments.n
     recipes = [resolve(read_job({**JOB, "sequence_length": 4000 + i})) for i in range(count)]

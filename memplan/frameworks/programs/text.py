@@ -31,6 +31,7 @@ _WORDS, _UNOPENED = re.compile(rf"{_TEXT}|#[^\n]*", re.DOTALL), re.compile(r"[^(
 _DEEPER = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
 _MAGIC = re.compile(r"^(?P<before>\s*(?:[\w, ]+=\s*)?)(?P<sign>!!?|%%?|\?)(?P<rest>.*)$")
 _PIN = re.compile(r"\b(trl|transformers|peft|unsloth|accelerate)(?:\[[\w,]+\])?\s*==\s*v?(\d+(?:\.\d+)*)")
+_PINNED = re.compile(r"==\s*v?\d")
 SHELLS = ("bash", "sh", "script", "shell")
 PYTHON_CELLS = ("capture", "time", "timeit", "python", "python3", "px", "matplotlib")
 _TRAINS = re.compile(r"Trainer\b|TrainingArguments|(SFT|DPO|GRPO)Config|from_pretrained|get_peft_model")
@@ -65,7 +66,7 @@ class Program(NamedTuple):
 @lru_cache(maxsize=MOST_PARSED)
 def program_of(text: str, path: str) -> Program:
     """The parts of a file. Raises NotPython for other text, and for what is nested or long beyond reason."""
-    pins = tuple(dict.fromkeys(_PIN.findall(text[:4_000_000])))
+    pins = tuple(dict.fromkeys(_PIN.findall(text[:4_000_000]))) if _PINNED.search(text) else ()
     if path.lower().endswith(".ipynb"):
         return _notebook(text, path)._replace(pins=pins)
     try:
