@@ -3,7 +3,7 @@ quantised matrices with their scales. Its tensors in the order in which they are
 be played over them (``loading.py``)."""
 
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, repeat, zip_longest
 from math import prod
 from typing import Any
@@ -49,6 +49,12 @@ def together(matrices: Iterable[Tensors]) -> Tensors:
 
 def weights_bytes(of: Generator, gpu: Gpu | None = None) -> int:
     """Of one rank, of the fullest pipeline stage, on this card; with room for an adapter where it serves one."""
+    return _loaded(of._replace(share=0), gpu)
+
+
+@lru_cache(maxsize=128)
+def _loaded(of: Generator, gpu: Gpu | None) -> int:
+    """Kept, since a search asks again for each share of the card."""
     return loaded_bytes(*_loading(of, gpu))
 
 
