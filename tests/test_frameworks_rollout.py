@@ -147,6 +147,8 @@ def test_unsloth_s_engine_has_the_trainer_s_weights(tmp_path: Path, standby: str
     engine = resolve(found).generator
     assert engine is not None
     assert engine.quantization == "nf4"  # as the trainer's modules are, under the engine's name
+    older = read_target(str(tmp_path / "train.py"), {"trainer_version": "0.28"})  # where silence means a server
+    assert not [each.key for each in older.unread if each.decides == "engine"]
 
 
 def test_the_logits_of_unsloth_s_log_probabilities_stay_for_backward() -> None:

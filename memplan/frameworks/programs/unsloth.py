@@ -119,6 +119,7 @@ def _engine(thing: Thing, standby: bool, draft: Draft) -> None:
     standby = standby or bool(truth(thing.values.get("unsloth_vllm_standby", False)))
     draft.values["rollout"] = found | {"sleep": "1" if standby else "none"}
     draft.origins["rollout"] = Origin(FILE, f"{place}: fast_inference")
+    draft.unread[:] = [each for each in draft.unread if each.key != "use_vllm"]  # which is no server's
     _bounded(int(found.get("max_model_len") or 0), draft)
 
 
