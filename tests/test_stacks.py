@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from stacks import plan_of
 
-from memplan.engine.bounds import at_least, held_at_least, resting
+from memplan.engine.bounds import at_least, held_at_least
 from memplan.engine.kept import kept_by_layers
 from memplan.engine.layers.modules import Mode
 from memplan.engine.play import stacks
@@ -104,14 +104,7 @@ def test_what_a_search_asks_first_is_below_the_peak(config: dict[str, Any], meth
     except InvalidJob:
         assume(False)
         raise
-    assert (
-        0
-        < kept_by_layers(found)
-        < resting(found)
-        <= held_at_least(found)
-        <= at_least(found)
-        <= peak(found, search=True).device.high
-    )
+    assert 0 < kept_by_layers(found) < held_at_least(found) <= at_least(found) <= peak(found, search=True).device.high
 
 
 def test_reentrant_checkpoints_of_some_layers_are_refused_where_others_make_the_keys() -> None:

@@ -10,7 +10,7 @@ from memplan.engine.kept import kept_by_layers, kept_gathered, kept_in_megatron,
 from memplan.engine.ranks import few_classes, rank_class
 from memplan.engine.step_and_evaluation import evaluation_of
 from memplan.engine.tensors import count, model_weights
-from memplan.engine.totals import remembered, states_alone, totalled, without_sharding
+from memplan.engine.totals import remembered, states_alone, there, totalled, without_sharding
 from memplan.spec.recipe import Recipe
 
 
@@ -39,28 +39,22 @@ def stepping(recipe: Recipe, enough: float = inf) -> int:
     return floor(recipe, enough) + trained // shared * recipe.storage.gradient_itemsize
 
 
-def resting(recipe: Recipe) -> int:
-    """Bytes of the first stage's model states, and of what its layers keep for backward of every micro-batch in
-    flight in Megatron's, of one in others, with weights that stay gathered: less than any of its meters says. 0 where
-    nothing is proven: beside an evaluation."""
+def held_at_least(recipe: Recipe) -> int:
+    """Bytes that the high device figure is not below, without a pass being traced to its end: when the first backward
+    begins, all is there that lasts until the step (``there``), and what layers keep for it: of every micro-batch in
+    flight in Megatron's, of one in others, with weights that stay gathered. 0 where nothing is proven: beside an
+    evaluation. Rows only add up; what lasts and is not asked for adds as much as it takes from what comes and goes, of
+    which segments lose a share: but not where the fullest stage, in Megatron, or another pass may have less of it."""
     if evaluation_of(recipe) or has_critic_engine(recipe):
         return 0
     first = rank_class(recipe).recipe
+    known = there(first)
+    here = at_hand_totals(known, first)
+    whole, beside = (here.totals(meter, bound="high_bytes")[0] for meter in ("allocated", "device"))
     if recipe.in_megatron:
-        return states_alone(first) + kept_in_megatron(first)
-    return states_alone(first) + _kept(first)
-
-
-def held_at_least(recipe: Recipe) -> int:
-    """Bytes of segments that the high device figure is not below: those that hold what rests, with the share of it that
-    comes and goes which a search adds. What else lasts adds more than it takes of that share."""
-    rests = resting(recipe)
-    if not rests or recipe.in_megatron:
-        return rests
-    first = rank_class(recipe).recipe
-    states, hardware = states_alone(first), first.hardware
-    whole, slack = Band(0, 0, rests), slack_of(first, states)
-    return reserved_band(whole, states, hardware.expandable_segments, first.checkpointing.layers, slack).high
+        return whole + kept_in_megatron(first) + beside
+    whole += _kept(first)
+    return beside + (_in_segments(first, Band(0, 0, whole), known.lasting()) if here is known else whole)
 
 
 _by_layers = remembered(lambda parts: kept_by_layers(parts.recipe))
@@ -74,12 +68,12 @@ def _kept(recipe: Recipe) -> int:
     return kept + _gathered(recipe) + (_at_loss(recipe) if kept else 0)
 
 
-def at_least(recipe: Recipe, enough: float = inf, rests: int | None = None) -> int:
+def at_least(recipe: Recipe, enough: float = inf) -> int:
     """Bytes that the high device figure is not below: every kind of row but what a sharding gathers and reduces. Rows
     only add up, and so do the shares that segments lose of what comes and goes; what segments of other streams keep is
-    left out, and in Megatron's layers all that does not rest (``resting``). Of a pipeline's stages no further one is
-    asked than the first with more than is ``enough``. ``rests``: ``resting``, where it is known."""
-    most = resting(recipe) if rests is None else rests
+    left out, and in Megatron's layers all that does not rest (``held_at_least``). Of a pipeline's stages no further one
+    is asked than the first with more than is ``enough``."""
+    most = held_at_least(recipe)
     if not most or recipe.in_megatron:
         return most
     for of in few_classes(recipe):
@@ -102,8 +96,11 @@ def _partly(recipe: Recipe) -> int:
     """The high device figure of some sections."""
     ledger = at_hand_totals(without_sharding(recipe), recipe)
     allocated = Band(*map(max, ledger.bounds()))
-    hardware, layers = recipe.hardware, recipe.checkpointing.layers
     lasting = lasting_at(ledger, ledger.totals().index(allocated.expected))
-    slack = slack_of(recipe, lasting)
-    reserved = reserved_band(allocated, lasting, hardware.expandable_segments, layers, slack)
-    return reserved.high + max(ledger.totals("device", bound="high_bytes"))
+    return _in_segments(recipe, allocated, lasting) + max(ledger.totals("device", bound="high_bytes"))
+
+
+def _in_segments(recipe: Recipe, allocated: Band, lasting: int) -> int:
+    """High bytes of the segments that hold these, as a search counts them."""
+    hardware, layers, slack = recipe.hardware, recipe.checkpointing.layers, slack_of(recipe, lasting)
+    return reserved_band(allocated, lasting, hardware.expandable_segments, layers, slack).high

@@ -252,6 +252,16 @@ SECTIONS: tuple[Callable[[Ledger, Parts], None], ...] = (
 else does: ``quick`` remembers a section's sums by what it read."""
 
 
+def _enter_alone(ledger: Ledger, parts: Parts) -> None:
+    """Of other rows those that no batch decides."""
+    enter_residents(ledger, parts.recipe)
+    enter_overhead(ledger, parts.recipe)
+
+
+CALM = (_enter_states, _enter_gradients, _enter_alone)
+"""What follows no pass, first the states: rows that name no instant are known before any pass is traced."""
+
+
 def _enter_beside(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: str) -> None:
     """What the loops of online methods and of distillation hold beside a pass."""
     if traced.plan.name == CRITIC and point == "forward":

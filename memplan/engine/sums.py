@@ -100,18 +100,22 @@ class Adding(Ledger):
 
 
 class Lasting(Adding):
-    """Sums of what is there at every instant alone, for which nobody has to know the instants."""
+    """Sums of what is there at every instant, or at every one but the step, for which nobody has to know the instants:
+    rows that name none, or the last before the step alone."""
 
-    schedule = "named", "named"
+    schedule = "elsewhere", "before the step", "step"
+    index = {"before the step": 0, "step": 1}  # noqa: RUF012
 
     def add(
         self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **more: Any
     ) -> Entry:
-        """Add what names no instant."""
-        return NO_ROW if born or dies or at else super().add(name, category, size, **more)
+        """Add what is alive when the first backward begins, whatever the schedule."""
+        if born or at or dies not in ("", self.schedule[1]):
+            return NO_ROW
+        return super().add(name, category, size, dies=dies, **more)
 
     def after(self, instant: str) -> str:
-        """Any."""
+        """One that is not known."""
         return self.schedule[0]
 
     before = after

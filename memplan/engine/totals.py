@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from memplan.engine.build import SECTIONS, Parts, _enter_sharding
+from memplan.engine.build import CALM, SECTIONS, Parts, _enter_sharding
 from memplan.engine.ledger import Ledger
 from memplan.engine.memo import MOST, PLAIN, Reading, Remembered, Values
 from memplan.engine.sums import Adding, Kind, Lasting, Sums, Totalled
@@ -63,12 +63,12 @@ class _Parts:
 class Remembering:
     """A kind of ledger, its sections and the parts that they are made from remembered one by one."""
 
-    def __init__(self, parts: type, sections: Sequence[Section]) -> None:
+    def __init__(self, parts: type, sections: Sequence[Section], calm: Sequence[Section]) -> None:
         made = {name: part.func for name, part in vars(parts).items() if isinstance(part, cached_property)}
         self.read = set[str]()
         self.parts = {name: _of_part(part, self.read) for name, part in made.items()}
         self.names, self.rows = frozenset(made), tuple(_of_section(section, self.read) for section in sections)
-        self.lasting = _of_section(sections[0], self.read, Lasting)
+        self.calm = tuple(_of_section(section, self.read, Lasting) for section in calm)
         self.sections, self.met = tuple(sections), dict[tuple[Any, ...], Totalled]()
         self.asked: Callable[[Recipe], tuple[Any, ...]] = tuple
         """What any section or part has read of any recipe, so many names: ``met`` has sums by it."""
@@ -105,19 +105,24 @@ class Remembering:
 
     def states(self, recipe: Recipe) -> int:
         """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""
-        sums = self.lasting(self.of(recipe).reading).get(("allocated", "gpu"))
+        sums = self.calm[0](self.of(recipe).reading).get(("allocated", "gpu"))
         return sums.lasting if sums else 0
+
+    def there(self, recipe: Recipe) -> Totalled:
+        """The sums of what no pass decides, before the step and in it."""
+        reading = self.of(recipe).reading
+        return Totalled([rows(reading) for rows in self.calm], Lasting.schedule[1:])
 
     def forget(self) -> None:
         """Start again with nothing remembered."""
         self.met.clear()
         self.last = None
-        for remembered in (*self.parts.values(), *self.rows, self.lasting):
+        for remembered in (*self.parts.values(), *self.rows, *self.calm):
             remembered.forget()
 
 
 VALUES = Values()
-ORDINARY = Remembering(Parts, SECTIONS)
+ORDINARY = Remembering(Parts, SECTIONS, CALM)
 _OTHERS: list[Remembered[Any]] = []
 
 
@@ -131,10 +136,9 @@ def remembered(function: Callable[[Any], _T], megatron: bool = False) -> Callabl
 @cache
 def _megatron() -> Remembering:
     """Megatron's kind, of an engine that most jobs never load."""
-    from memplan.engine.megatron.build import SECTIONS as MEGATRON_SECTIONS
-    from memplan.engine.megatron.build import MegatronParts
+    from memplan.engine.megatron import build
 
-    return Remembering(MegatronParts, MEGATRON_SECTIONS)
+    return Remembering(build.MegatronParts, build.SECTIONS, build.CALM)
 
 
 def totalled(recipe: Recipe) -> Totalled:
@@ -152,6 +156,11 @@ def without_sharding(recipe: Recipe) -> Totalled:
 def states_alone(recipe: Recipe) -> int:
     """Bytes of model states that are there at every instant: what no batch, loss or checkpointing makes smaller."""
     return (_megatron() if recipe.in_megatron else ORDINARY).states(recipe)
+
+
+def there(recipe: Recipe) -> Totalled:
+    """What is there before the step and in it, beside what passes hold and a sharding gathers and reduces."""
+    return (_megatron() if recipe.in_megatron else ORDINARY).there(recipe)
 
 
 def forget() -> None:

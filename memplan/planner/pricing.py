@@ -6,7 +6,7 @@ does not fit with all of it does not fit; one that does is tried with less of it
 from collections.abc import Callable, Collection, Hashable
 from typing import NamedTuple
 
-from memplan.engine.bounds import at_least, first_stage, held_at_least, resting
+from memplan.engine.bounds import at_least, first_stage, held_at_least
 from memplan.planner.candidates import Candidate
 from memplan.planner.degrees import Keys
 from memplan.reporting import Peak, peak
@@ -174,7 +174,7 @@ class Pricing:
 
     def short_at_least(self, recipe: Recipe, quickly: bool = False) -> int:
         """Bytes that are missing on the card at the least, with all that costs nothing; 0 where none need be.
-        ``quickly``: of a recipe whose resting bytes alone are too many, what of their segments is missing."""
+        ``quickly``: of a recipe whose bytes are too many when backward begins, what of their segments is missing."""
         leanest, allowed = self.leanest(recipe)[1], allowed_of(recipe)
         if quickly and (held := held_at_least(leanest)) > allowed:
             return held - allowed
@@ -185,7 +185,7 @@ class Pricing:
 
     def rests(self, candidate: Candidate) -> int:
         """Bytes that its price is not below, whatever costs nothing; 0 where nothing is proven, beside an engine."""
-        return resting(self.leanest(candidate.recipe)[1]) if candidate.recipe.generator is None else 0
+        return held_at_least(self.leanest(candidate.recipe)[1]) if candidate.recipe.generator is None else 0
 
     def starts(self, candidate: Candidate) -> int:
         """The same of the first of Megatron's stages, of which there are several."""
@@ -220,10 +220,10 @@ class Pricing:
 
     def of(self, recipe: Recipe) -> Priced:
         """The first variant that fits; the last one where none does."""
-        least = self._at_least(recipe)
-        if not least.fits:
-            return least
-        for keys, each in self.variants(recipe)[:-1]:
+        least, allowed = self._at_least(recipe), allowed_of(recipe)
+        for keys, each in self.variants(recipe)[:-1] if least.fits else ():
+            if recipe.generator is None and held_at_least(each) > allowed:
+                continue
             priced = Priced(peak(each, search=True), keys, each)
             if priced.fits:
                 return priced
