@@ -50,7 +50,7 @@ def held_at_least(recipe: Recipe) -> int:
     first = rank_class(recipe).recipe
     known = there(first)
     here = at_hand_totals(known, first)
-    whole, beside = (here.totals(meter, bound="high_bytes")[0] for meter in ("allocated", "device"))
+    whole, beside = (here.totals(meter, bound="high_bytes")[1] for meter in ("allocated", "device"))
     if recipe.in_megatron:
         return whole + kept_in_megatron(first) + beside
     whole += _kept(first)

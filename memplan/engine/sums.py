@@ -104,7 +104,7 @@ class Lasting(Adding):
     rows that name none, or the last before the step alone."""
 
     schedule = "elsewhere", "before the step", "step"
-    index = {"before the step": 0, "step": 1}  # noqa: RUF012
+    index = {"before the step": 1, "step": 2}  # noqa: RUF012
 
     def add(
         self, name: str, category: str, size: int, born: str = "", dies: str = "", *, at: str = "", **more: Any

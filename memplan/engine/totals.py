@@ -109,9 +109,9 @@ class Remembering:
         return sums.lasting if sums else 0
 
     def there(self, recipe: Recipe) -> Totalled:
-        """The sums of what no pass decides, before the step and in it."""
+        """The sums of what no pass decides (``Lasting.schedule``)."""
         reading = self.of(recipe).reading
-        return Totalled([rows(reading) for rows in self.calm], Lasting.schedule[1:])
+        return Totalled([rows(reading) for rows in self.calm], Lasting.schedule)
 
     def forget(self) -> None:
         """Start again with nothing remembered."""
@@ -159,7 +159,7 @@ def states_alone(recipe: Recipe) -> int:
 
 
 def there(recipe: Recipe) -> Totalled:
-    """What is there before the step and in it, beside what passes hold and a sharding gathers and reduces."""
+    """What is there before the step, beside what passes hold and a sharding gathers and reduces."""
     return (_megatron() if recipe.in_megatron else ORDINARY).there(recipe)
 
 
