@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from framework_cases import checked
 
-from memplan.frameworks.checking import Checked
+from memplan.frameworks.checking import Checked, check_all
 
 LOOP = """\
 import torch
@@ -146,6 +146,18 @@ class Trains:
             self.engine.step()
 Trains().train()
 """
+
+
+def test_loops_around_one_forward_are_one_question() -> None:
+    text = "from transformers import AutoModelForCausalLM\nfrom torch.utils.data import DataLoader\n"
+    text += (
+        'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\nloader = DataLoader(rows, batch_size=2)\n'
+    )
+    text += "def run(batch):\n    return model(**batch).logits.exp().mean()\n"
+    text += "for batch in loader:\n    run(batch).backward()\n" * 2
+    Path("train.py").write_text(text)
+    found = check_all("train.py", {"gpu": "80GB"})
+    assert [each.fits for each in found] == ["unclear"], found
 
 
 def test_a_model_that_a_loop_shards_by_torchs_fsdp_is_counted_whole() -> None:

@@ -72,6 +72,8 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
         _without_trainer(document, program, run)
     elif len(found) > 1:
         first, second = found[:2]
+        if first.place == second.place:
+            raise NotKnown(f"{first.place}: several trainings run the same forward", WRITE)
         problem = f"{second.place}: a second training, {second.last} (the first: {first.place})"
         raise InvalidJob(problem, "put each training in a file of its own")
     else:
@@ -103,8 +105,8 @@ def parts(document: Document) -> tuple[Document, ...]:
         found = trainings(followed(document, Known()))
     except InvalidJob:
         return (document,)
-    if len(found) > 1:
-        return tuple(replace(document, place=_place_of(each)) for each in found)
+    if len(places := dict.fromkeys(map(_place_of, found))) > 1:
+        return tuple(replace(document, place=each) for each in places)
     shells = () if found else program.shells
     cells = [document_of(text, place, "shell") for place, text in shells]
     return tuple(cell for cell in cells if cell.commands) or (document,)
