@@ -207,7 +207,7 @@ def put_changes(trainer: Thing, found: list[Thing], run: Run, draft: Draft) -> N
         if each.name == "replaced":
             draft.warn(each.values["name"], str(each.place), "a method of the program's own is in its place", "model")
     if isinstance(config, Thing):
-        for key in config.values.keys() - NONE["config"]:
+        for key in (each for each in config.values if each not in NONE["config"]):
             if key[:1] not in "*?" and truth(config.values[key]) is not False and config.values[key] is not None:
                 why = "a value of the program's own is in the model's config"
                 draft.warn(f"config.{key}", str(config.places[key]), why, "model")

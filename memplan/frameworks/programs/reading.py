@@ -146,7 +146,7 @@ def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> Non
             gathered.add("eval_strategy", "steps", trainer.places[key])
     collator = trainer.values.get("data_collator")
     if isinstance(collator, Thing) and collator.last.startswith("DPODataCollator"):  # of TRL until 0.7: it cuts
-        for key in {"max_length", "max_prompt_length"} & collator.values.keys():
+        for key in filter(collator.values.__contains__, ("max_length", "max_prompt_length")):
             gathered.add(key, collator.values[key], collator.places[key])
 
 
