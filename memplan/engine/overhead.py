@@ -46,8 +46,8 @@ def warm_up_bytes(recipe: Recipe) -> int:
 
     Source: transformers 4.55 modeling_utils.py: caching_allocator_warmup, quantizers/base.py: get_cuda_warm_up_factor
     (4.51 leaves a twentieth free; to 4.53 a tied head counts twice, which is ignored)."""
-    gpu, base = recipe.hardware.gpu, recipe.quantised
-    if base is None or not recipe.moments.loading.warms_up:
+    gpu, base, loading = recipe.hardware.gpu, recipe.quantised, recipe.moments.loading
+    if base is None or loading.way != "card" or not loading.warms_up:
         return 0
     whole = recipe.model.params.total * base.original_itemsize
     return (whole if gpu is None else min(whole, gpu.usable_bytes - context_bytes(gpu)[1] - LEFT_FREE)) // 2
