@@ -46,6 +46,7 @@ WEIGHTS = [
         {"quantization": "nf4", "version": "0.7.3"},
         5.458,
     ),  # 5.43; scales in fp32, whatever the file has
+    ("phi-4", {"quantization": "gptq", "version": "0.6.5"}, 8.5107),  # no zeros
     ("gemma-4-31b", {"version": "0.26.0"}, 58.99),  # keys that are values too are loaded twice
 ]
 
@@ -156,6 +157,7 @@ GPT_OSS = [  # 4 A100 pad both sides of an expert, Hopper its scales; one H100 o
     ("gpt-oss-20b", "0.19.0", 1, "a100-80gb", 13.72),
     ("gpt-oss-120b", "0.25.1", 1, "h100-80gb", 61.29),
     ("gpt-oss-120b", "0.13.0", 2, "a100-80gb", 34.3774),
+    ("gpt-oss-120b", "0.14.0", 1, "h100-80gb", 64.38),  # Triton's of then
     ("gpt-oss-120b", "0.10.1", 1, "h100-80gb", 65.965),  # by Marlin, before Triton's kernels
 ]
 

@@ -418,6 +418,15 @@ def test_a_cache_of_a_given_size_is_not_answered_with_a_share() -> None:
     assert said(kv_cache_memory=GiB, tokens=131072).hint == "max_model_len: 18720, or kv_cache_memory: 7168MiB"
 
 
+def test_a_video_that_attends_to_itself_is_one_forward() -> None:
+    """Of a Gemma 4 26B on an L40S, 321,600 tokens of 12.75 GiB under 0.25.1: windows hold 2,496, and not 2,048."""
+    rollout = {"engine": "vllm", "kv_cache_memory": int(12.75 * GiB), "max_model_len": 32768, "quantization": "fp8"}
+    job = {"model": "gemma-4-26b-a4b", "method": "generate", "gpu": "l40s-48gb"}
+    found = estimate({**job, "rollout": rollout | {"engine_version": "0.25.1"}}).engine
+    assert found is not None
+    assert found.kv_tokens == pytest.approx(321600, rel=0.001)
+
+
 def test_an_engine_alone_assumes_nothing_of_training() -> None:
     config = {**model_preset("qwen3.5-4b")["config"], "quantization_config": {"quant_method": "fp8"}}
     found = estimate({"model": config, "method": "generate", "gpu": CARD, "rollout": {"max_model_len": 8192}})
