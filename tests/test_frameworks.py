@@ -242,6 +242,8 @@ def test_the_simpo_repository_has_a_trainer_of_its_own(tmp_path: Path) -> None:
     ).job
     assert (job.trainer, job.method, job.sequence_length, job.batch_size) == ("simpo-repo", "simpo", 512, 2)
     assert (job.num_gpus, job.precision, job.sft_term) == (4, "bf16-amp", False)
+    of_trl = read(tmp_path, f"#!/bin/sh\naccelerate launch scripts/run_alpha_dpo.py {config}\n").job
+    assert (of_trl.trainer, of_trl.method) == ("trl", "dpo"), "AlphaDPOTrainer, with a key of SimPO's"
 
 
 def test_training_arguments_alone_need_a_model(tmp_path: Path) -> None:

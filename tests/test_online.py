@@ -84,6 +84,7 @@ RUNS = {
     "online-dpo": {"pytorch", "trl"},
     "distill": {"pytorch", "trl", "swift 3.5", "swift 4.0"},
 }
+BEFORE = ("0.7", "0.10", "0.12", "0.15")
 REASONS = ("has no", "is not modelled yet", "is modelled from")
 
 
@@ -103,7 +104,7 @@ def test_a_critic_in_a_process_of_its_own_takes_turns_with_the_policy(trainer: s
 def test_every_trainer_runs_a_method_or_refuses_it_by_name(method: str, trainer: str, since: str) -> None:
     keys = {"trainer": trainer, **({"trainer_version": since} if since else {})}
     runs = trainer in RUNS[method] or f"{trainer} {since}" in RUNS[method]
-    if trainer == "trl" and since in {"grpo": ("0.7", "0.10"), "distill": ("0.7", "0.10", "0.15")}.get(method, ()):
+    if trainer == "trl" and since in {"grpo": BEFORE[:3], "distill": BEFORE}.get(method, ()):
         runs = False
     if runs:
         report = estimate(job(method, **keys))

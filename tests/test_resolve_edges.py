@@ -750,6 +750,11 @@ def test_logits_are_cast_to_fp32_where_they_are_not_already(precision: str, cast
     assert recipe(method="dpo", trainer="pytorch", precision=precision, logits_dtype="fp32").loss.to_fp32 is cast
 
 
+def test_models_beside_trl_before_0_12_end_in_fp32() -> None:
+    found = [recipe(method="dpo", trainer="trl", trainer_version=each, **ZERO3).loss for each in ("0.11.4", "0.12")]
+    assert [each.to_fp32 for each in found] == [True, False]
+
+
 @pytest.mark.parametrize(("precision", "leaves"), [("bf16", False), ("bf16-amp", True)])
 def test_openrlhfs_loss_leaves_autocast_where_there_is_one(precision: str, leaves: bool) -> None:
     found = recipe(trainer="openrlhf", method="sft", sharding="none", precision=precision)

@@ -123,7 +123,7 @@ def _positive(arguments: Settings) -> Settings:
 def read_settings(settings: Settings, draft: Draft, method: tuple[str, Origin], program: str = "") -> None:
     """The arguments of one trainer."""
     name, origin = method
-    simpo = settings.values.get("gamma_beta_ratio") is not None
+    simpo = name == "simpo" and settings.values.get("gamma_beta_ratio") is not None
     script = script_of(settings, program)
     images = of_images(settings, draft, program) if name == "grpo" else ""
     told = "" if simpo or script else hf_version.settle(settings, draft, "trl", method=name)
