@@ -251,7 +251,7 @@ def played(question: Question) -> dict[Key, Moment]:
             _zero_grad(tape, models)
             tape.note(CRITIC, "ended")
     found = moments(tape, tape.notes, start)
-    tape.forget()
+    tape.close()
     return found
 
 

@@ -51,7 +51,7 @@ def stack_of(plan: PassPlan, reached: Reached) -> Stack:
     for _ in range(passes):  # what a step leaves to the next one is there when that begins
         played = Played(tape, kind(tape, weights, reached))
     found = Cut(played).stack()
-    tape.forget()
+    tape.close()
     return found
 
 
@@ -72,7 +72,7 @@ def _kept(plan: PassPlan, reached: Reached) -> tuple[int, int]:
     tape, weights, kind = _begun(plan)
     played = Played(tape, kind(tape, weights, reached), back=False)
     there = sum(1 if size > 0 else -1 for _, size in tape.events[: played.turn])
-    tape.forget()
+    tape.close()
     return played.kept, there
 
 

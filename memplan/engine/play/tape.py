@@ -49,7 +49,7 @@ class PlayTape(Tape):
     plays_all = True
     _running: Node | None = None
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Let go of what is on record: the tape, which its storages name, is found by the collector of cycles alone."""
         self.events.clear()
         self.tags.clear()

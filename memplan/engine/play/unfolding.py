@@ -10,7 +10,7 @@ make the same, let go of the same, as far away. Everything else is an ``Unlike``
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -54,7 +54,7 @@ def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
     fold = fold_of([traced.plan for traced, _ in passes]) if folds else None
     if fold is not None:
         player = FoldedPlayer(recipe, fold)
-        with suppress(Unlike):
+        with suppress(Unlike), closing(player.tape):
             return _steps(player, steps, partial(_unfolded, player, fold))
     whole = Player(recipe)
     if folds:

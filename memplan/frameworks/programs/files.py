@@ -42,7 +42,7 @@ class Files:
     def data(self, reference: str) -> Document | None:
         """A config; None where it is not here, or is none."""
         if self.has(reference) and reference not in self._data:
-            found = (self._open(base, _of_here(reference)) for base in self.bases)
+            found = (self._open(base, reference) for base in self.bases)
             self._data[reference] = next((each for each in found if each is not None), None)
         return self._data.get(reference)
 
@@ -62,7 +62,7 @@ class Files:
         both = (f"{path}.py", f"{path}/__init__.py")
         inner = () if level else (*self.added, "src", name.partition(".")[0])
         for reference in (*both, *(f"{folder}/{each}" for folder in inner for each in both)) if name else ():
-            found = self._open(base, _of_here(reference))
+            found = self._open(base, reference)
             if found is not None:
                 return found
         return None
@@ -83,6 +83,7 @@ class Files:
 @lru_cache(maxsize=MOST_ASKED)
 def lying(folder: str, reference: str) -> Document | None:
     """What a program of this folder opens by this name: its neighbours ask for the same."""
+    reference = _of_here(reference)
     try:
         return open_reference(Settings(f"{folder}/_", {}), "import", reference) if _is(folder, reference) else None
     except MemplanError:

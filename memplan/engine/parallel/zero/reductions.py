@@ -134,7 +134,7 @@ class _Play:
             start += sum(map(len, self.parts[name])) * self.joined
         self._note("", "optimizer")
         found = {key[1:]: moment for key, moment in moments(engine.tape, self.notes, 0).items()}
-        engine.tape.forget()
+        engine.tape.close()
         reduces = {}
         for name in self.names:
             most = found[name, "reduce", 0]
