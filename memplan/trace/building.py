@@ -147,8 +147,8 @@ def disable_dropout(model: Any, recipe: Recipe) -> None:
             module.p = 0
 
 
-def with_adapters(model: Any, job: Job, device: str) -> Any:
-    """PEFT's LoRA over the model, its adapters in the job's dtype."""
+def with_adapters(model: Any, job: Job, recipe: Recipe, device: str) -> Any:
+    """PEFT's LoRA over the model, its adapters in the job's dtype; not over parts that the trainer leaves alone."""
     from peft import LoraConfig, get_peft_model
 
     assert job.lora is not None
@@ -156,7 +156,8 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
     if not isinstance(targets, str):
         every = _linears(model) if "all-linear" in targets else set()
         targets = sorted(every | {_own_name(model, name) for name in targets if name != "all-linear"})
-    trained = {*job.lora.modules_to_train}
+    trained, tower = {*job.lora.modules_to_train}, recipe.model.tower
+    apart = {word for word, part in PARTS.items() if tower is not None and part in tower.unadapted}
     whole = [each for name, each in model.named_parameters() if path_of(name)[:1] and path_of(name)[0] in trained]
     config = LoraConfig(
         r=job.lora.r,
@@ -167,7 +168,7 @@ def with_adapters(model: Any, job: Job, device: str) -> Any:
         use_dora=job.lora.dora,
         bias=job.lora.bias,
         modules_to_save=[_own_name(model, module) for module in job.lora.modules_to_save] or None,
-        exclude_modules=_excluded(model, {*job.lora.exclude_modules, *trained}) or None,
+        exclude_modules=_excluded(model, {*job.lora.exclude_modules, *trained, *apart}) or None,
         layers_to_transform=list(job.lora.layers_to_transform) or None,
         rank_pattern={_own_name(model, name): rank for name, rank in job.lora.rank_pattern},
         lora_bias=job.lora.lora_bias,

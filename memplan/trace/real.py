@@ -77,9 +77,9 @@ class Models:
         place = "cpu" if recipe.sharding.name == "fsdp2" else device.kind
         policy = self._make(config, building.stored_dtype(recipe), place, weights)
         if recipe.adapter is not None:
-            policy = building.with_adapters(policy, job, place)
+            policy = building.with_adapters(policy, job, recipe, place)
         building.disable_dropout(policy, recipe)
-        building.freeze(policy, job.freeze)
+        building.freeze(policy, tuple(recipe.provenance.job.get("freeze") or ()))
         if recipe.checkpointing.layers:
             building.enable_checkpointing(policy, recipe)
         self.reference = self._reference(config, place, weights)

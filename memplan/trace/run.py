@@ -81,11 +81,11 @@ class _State:
         if recipe.numerics.norm_itemsize:
             quantised.upcast_norms(self.policy)
         if recipe.adapter is not None:
-            self.policy = building.with_adapters(self.policy, job, device)
+            self.policy = building.with_adapters(self.policy, job, recipe, device)
             if recipe.quantised is not None and recipe.adapter.itemsize < recipe.adapter.magnitude_itemsize:
                 quantised.narrow_adapters(self.policy)
         building.disable_dropout(self.policy, recipe)
-        building.freeze(self.policy, job.freeze)
+        building.freeze(self.policy, tuple(recipe.provenance.job.get("freeze") or ()))
         self.unpatch = liger.patch(self.policy, recipe.operators.kernels)
         tile(self.policy, recipe.operators.tiles, recipe.operators.tile_sums)
         quantised.to_float8(self.policy, recipe.operators.kernels.float8)
