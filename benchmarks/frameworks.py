@@ -18,7 +18,7 @@ from typing import Any
 
 from memplan.errors import MemplanError
 from memplan.frameworks.base import Draft, Framework
-from memplan.frameworks.documents import FORMS, Document, document_of, open_document
+from memplan.frameworks.files.documents import FORMS, Document, document_of, open_document
 from memplan.frameworks.reading import draft_of, job_input
 from memplan.frameworks.registry import recognise
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from memplan.frameworks.checking import Checked, check_file
+from memplan.frameworks.checks.checking import Checked, check_file
 from memplan.frameworks.reading import read_target
 from memplan.spec.deepspeed import DeepSpeed
 from memplan.spec.fsdp import Fsdp

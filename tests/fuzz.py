@@ -26,7 +26,7 @@ from memplan.arch import parse_config
 from memplan.cli.schemas import job_schema
 from memplan.engine.build import build_ledger
 from memplan.errors import MemplanError
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.presets import model_names, model_preset, presets_dir
 from memplan.report import Report
 from memplan.reporting import build_report

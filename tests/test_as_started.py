@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from memplan.frameworks.checking import check_file
-from memplan.frameworks.many import check_many
-from memplan.frameworks.sourced import forget, project_of
-from memplan.frameworks.starters import texts_of
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.checks.many import check_many
+from memplan.frameworks.files.sourced import forget, project_of
+from memplan.frameworks.project.starters import texts_of
 
 CARD = {"gpu": "80GB", "num_gpus": 1}
 PARSED = """\

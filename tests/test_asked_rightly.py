@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memplan.frameworks.checking import Checked, check_all, check_file
+from memplan.frameworks.checks.checking import Checked, check_all, check_file
 
 GRPO = """\
 model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct

@@ -195,8 +195,8 @@ WRITTEN = [
 @pytest.mark.parametrize(("framework", "keys", "more"), WRITTEN, ids=[row[0] for row in WRITTEN])
 def test_the_lines_are_what_emit_writes(framework: str, keys: dict[str, Any], more: list[str]) -> None:
     """Every way that a trainer with files can be told, in the words that its files have."""
+    from memplan.frameworks.emit.writing import emit
     from memplan.frameworks.registry import find_framework
-    from memplan.frameworks.writing import emit
     from memplan.planner.budget import lines
 
     ways = Ways(without_ways(read_job({**JOB, **keys, "model": "qwen2.5-0.5b", "optimizer": "adamw"})))

@@ -11,7 +11,7 @@ from commands import Run, runner_of
 from memplan.api import estimate as estimate_job
 from memplan.cli.app import main
 from memplan.cli.options import read_given
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.deciding import subject_of
 
 ROOT = Path(__file__).resolve().parent.parent

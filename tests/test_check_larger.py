@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.frameworks.checking import check_file
-from memplan.frameworks.larger import most_layers
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.checks.larger import most_layers
 from memplan.models import load_model
 
 SCRIPT = """torchrun --nproc_per_node 8 --nnodes {nodes} pretrain_gpt.py \\

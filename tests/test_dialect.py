@@ -9,7 +9,7 @@ from drawing import over
 from memplan.errors import InvalidJob
 from memplan.frameworks.absent import ROWS
 from memplan.frameworks.asking import MODEL, SEEING, SUCH
-from memplan.frameworks.checking import Checked, check_file
+from memplan.frameworks.checks.checking import Checked, check_file
 from memplan.frameworks.deciding import SUBJECTS, subject_of
 from memplan.frameworks.hugging_face.dialect_names import HARMLESS, MEANINGS, NAMES
 from memplan.frameworks.hugging_face.dialect_names import ROWS as WORDS

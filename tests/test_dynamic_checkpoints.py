@@ -9,8 +9,8 @@ import pytest
 from memplan import Report, estimate
 from memplan.engine.losses.unsloth import CHUNK_BYTES, chunk_count
 from memplan.errors import InvalidJob
-from memplan.frameworks import dynamic_checkpoints
-from memplan.frameworks.dynamic_checkpoints import MOST
+from memplan.frameworks.common import dynamic_checkpoints
+from memplan.frameworks.common.dynamic_checkpoints import MOST
 from memplan.frameworks.reading import read_target
 from memplan.spec.reading import JobInput
 from memplan.tables.texts import parts_of, rows_of

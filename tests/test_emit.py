@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.read_back import QUIET
+from memplan.frameworks.emit.read_back import QUIET
+from memplan.frameworks.emit.writing import emit, write_files
 from memplan.frameworks.reading import read_target
 from memplan.frameworks.registry import find_framework, frameworks
-from memplan.frameworks.writing import emit, write_files
 from memplan.jobs import job_names
 from memplan.jobs import read_target as read_own
 from memplan.resolve import resolve

@@ -14,10 +14,10 @@ import pytest
 from framework_cases import FILES
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.emit.writing import Emission, emit, write_files
 from memplan.frameworks.megatron.shape import shape_of
 from memplan.frameworks.reading import read_target
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.writing import Emission, emit, write_files
 from memplan.models import load_model
 from memplan.reporting import build_report
 from memplan.resolve import resolve

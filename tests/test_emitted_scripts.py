@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from memplan.frameworks.read_back import asked, differences
+from memplan.frameworks.emit.read_back import asked, differences
+from memplan.frameworks.emit.writing import emit, write_files
 from memplan.frameworks.reading import documents_of, read_opened
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.writing import emit, write_files
 from memplan.planner.planning import question
 from memplan.planner.space import divided_sequences, offloading, offloads_activations
 from memplan.resolve import resolve

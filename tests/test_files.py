@@ -56,7 +56,9 @@ def test_a_part_of_a_framework_s_files_is_not_half_a_file(tmp_path: Path) -> Non
     """Each file is whole: the small one new, the large one as it was."""
     for name in ("a.yaml", "b.sh"):
         (tmp_path / name).write_text("old")
-    script = "from memplan.frameworks.writing import write_files; write_files({'a.yaml': 'new', 'b.sh': 'x' * 5000}, "
+    script = (
+        "from memplan.frameworks.emit.writing import write_files; write_files({'a.yaml': 'new', 'b.sh': 'x' * 5000}, "
+    )
     done = under_a_limit(code=f"{script}{str(tmp_path)!r}, True)")
     assert f"cannot write {tmp_path}: File too large" in done.stderr
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.yaml": "new", "b.sh": "old"}

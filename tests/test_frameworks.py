@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import document_of
-from memplan.frameworks.launch import launches
+from memplan.frameworks.commands.launch import launches
+from memplan.frameworks.files.documents import document_of
 from memplan.frameworks.reading import draft_of, read_target
 from memplan.frameworks.registry import frameworks, recognise
 from memplan.frameworks.trl.keys import METHODS

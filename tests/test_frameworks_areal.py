@@ -7,7 +7,7 @@ import pytest
 from framework_cases import decided
 from framework_cases import read_text as read
 
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import framework_of
 from memplan.resolve import resolve
 

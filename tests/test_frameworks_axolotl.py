@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.checking import check_all
-from memplan.frameworks.onto import changed
+from memplan.frameworks.checks.checking import check_all
+from memplan.frameworks.emit.onto import changed
+from memplan.frameworks.emit.writing import emit
 from memplan.frameworks.own_words.names import module_names
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.writing import emit
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.errors import MemplanError
-from memplan.frameworks.checking import check_file
-from memplan.frameworks.documents import document_of, open_document
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.files.documents import document_of, open_document
 from memplan.frameworks.reading import read_target
 from memplan.presets import presets_dir
 

@@ -10,7 +10,7 @@ import pytest
 from framework_cases import FILES, changed, decided
 
 from memplan.api import estimate
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import read_target
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memplan.frameworks.checking import Checked, check_file
+from memplan.frameworks.checks.checking import Checked, check_file
 
 OPTIONS = "--model_name_or_path smollm2-135m --data_split 2,4,4 --max_seq_len 256 --per_device_train_batch_size 2 "
 STEP_1 = "deepspeed --num_gpus 8 training/step1_supervised_finetuning/main.py " + OPTIONS + "--deepspeed "

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import documents_of, read_target
 
 SKY = """resources:

@@ -9,7 +9,7 @@ from framework_cases import read_text as read
 
 from memplan.engine.build import build_ledger
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import framework_of
 from memplan.models import load_model
 from memplan.resolve import resolve

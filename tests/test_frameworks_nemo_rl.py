@@ -8,8 +8,8 @@ from framework_cases import decided
 from framework_cases import read_text as read
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import check_file
-from memplan.frameworks.documents import open_document
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.files.documents import open_document
 from memplan.frameworks.nemo_rl.source import trainings
 from memplan.frameworks.reading import framework_of
 from memplan.reporting import peak

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memplan.frameworks.checking import Checked, check_file
+from memplan.frameworks.checks.checking import Checked, check_file
 
 STAGE_3 = "--deepspeed_config_file configs/ds_configs/stage3_no_offloading_accelerate.conf"
 MASON = "python mason.py --cluster x --num_nodes 4 --gpus 8 -- "

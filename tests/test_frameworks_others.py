@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.commands.scripts import run_script
+from memplan.frameworks.emit.writing import emit
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.scripts import run_script
 from memplan.frameworks.shell.sums import whole_sum
-from memplan.frameworks.writing import emit
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job
 

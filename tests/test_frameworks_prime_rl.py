@@ -9,7 +9,7 @@ from framework_cases import read_text as read
 
 from memplan.api import estimate
 from memplan.errors import MemplanError
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.render.text import plain
 from memplan.render.verdict_view import verdict_blocks

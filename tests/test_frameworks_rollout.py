@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.emit.writing import emit
 from memplan.frameworks.reading import read_target
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.writing import emit
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import Checked, check_file
-from memplan.frameworks.documents import open_document
+from memplan.frameworks.checks.checking import Checked, check_file
 from memplan.frameworks.draft import Draft
+from memplan.frameworks.files.documents import open_document
 from memplan.frameworks.reading import draft_of, framework_of, read_target
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.swift.keys import deepspeed_of, hub_id

@@ -9,7 +9,7 @@ from framework_cases import read_text as read
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import one_hint
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import framework_of
 from memplan.reporting import peak
 from memplan.resolve import resolve

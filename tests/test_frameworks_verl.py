@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import framework_of, read_target
 from memplan.spec.reading import JobInput
 

@@ -13,7 +13,7 @@ from memplan.engine.tape.tape import Tape
 from memplan.engine.totals import forget
 from memplan.engine.traces import layer_trace
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import document_of
+from memplan.frameworks.files.documents import document_of
 from memplan.reporting import build_report
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job

@@ -5,11 +5,11 @@ import pytest
 from memplan.api import estimate
 from memplan.arch import parse_config
 from memplan.errors import ModelNotFound
-from memplan.frameworks import local_models
-from memplan.frameworks.documents import is_template
+from memplan.frameworks.common import local_models
+from memplan.frameworks.common.local_models import settle_model, within
 from memplan.frameworks.draft import Draft, NotKnown
+from memplan.frameworks.files.documents import is_template
 from memplan.frameworks.hugging_face.towers import internvl_of
-from memplan.frameworks.local_models import settle_model, within
 
 NAMES = [
     ("/x/qzoom-qwen2_5vl-7b-stage1", "qwen2.5-vl-7b"),

@@ -15,9 +15,10 @@ import pytest
 
 from memplan import meters
 from memplan.errors import UsageError
-from memplan.frameworks import many, reading
-from memplan.frameworks.checking import check_all
-from memplan.frameworks.many import check_many, cores
+from memplan.frameworks import reading
+from memplan.frameworks.checks import many
+from memplan.frameworks.checks.checking import check_all
+from memplan.frameworks.checks.many import check_many, cores
 
 CARD = {"gpu": "80GB"}
 JOB = "model: smollm2-135m\nmethod: sft\nsequence_length: 256\nbatch_size: {}\n"

@@ -9,7 +9,7 @@ import pytest
 import memplan
 from memplan.cli.app import main
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.gpus import find_gpu
 from memplan.remedies import on_card
 from memplan.resolve import resolve

@@ -11,7 +11,7 @@ import pytest
 from commands import Run, runner_of
 
 from memplan.frameworks.asking import SUCH
-from memplan.frameworks.checking import Checked, check_all, check_file
+from memplan.frameworks.checks.checking import Checked, check_all, check_file
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.onto import changed
+from memplan.frameworks.emit.onto import changed
+from memplan.frameworks.emit.writing import emit
+from memplan.frameworks.files.yaml_edit import yaml_with
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.writing import emit
-from memplan.frameworks.yaml_edit import yaml_with
 from memplan.spec.reading import read_job
 
 MINE = """# mine

@@ -8,7 +8,7 @@ from own_loss_cases import HEAD, LOSSES, TAIL, source
 
 import memplan
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import Checked
+from memplan.frameworks.checks.checking import Checked
 
 PLAIN = "Own(model=model, args=TrainingArguments(per_device_train_batch_size=2)).train()\n"
 

@@ -17,7 +17,7 @@ from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.cli.options import collect, job_options
 from memplan.errors import MemplanError
-from memplan.frameworks import onto
+from memplan.frameworks.emit import onto
 from memplan.frameworks.own_words.words import emit_command, in_own_words, own_lines
 from memplan.frameworks.reading import read_target
 from memplan.report import Remedy
@@ -181,7 +181,7 @@ def test_no_place_for_files_takes_no_answer_away(
     def refused(**_: str) -> None:
         raise FileNotFoundError("no usable temporary directory")
 
-    monkeypatch.setattr("memplan.frameworks.read_back.tempfile.TemporaryDirectory", refused)
+    monkeypatch.setattr("memplan.frameworks.emit.read_back.tempfile.TemporaryDirectory", refused)
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(FACTORY))
     assert main(["check", str(path), "--gpu", "12GiB"]) == 1

@@ -188,16 +188,16 @@ def test_a_critic_on_megatron_scores_no_rollout() -> None:
 )
 def test_verl_is_told_of_budgets(job: dict[str, Any]) -> None:
     """Emitted files are read back before they are handed out: another job would be refused."""
+    from memplan.frameworks.emit.writing import emit
     from memplan.frameworks.registry import find_framework
-    from memplan.frameworks.writing import emit
 
     found = emit(as_input(job | {"sequence_length": 2048, "token_budget": 8192}), find_framework("verl"))
     assert "max_token_len_per_gpu: 8192" in "".join(found.texts.values())
 
 
 def test_what_a_framework_has_no_word_for_is_named() -> None:
+    from memplan.frameworks.emit.writing import emit
     from memplan.frameworks.registry import find_framework
-    from memplan.frameworks.writing import emit
 
     job = as_input(SFT | {"trainer": "trl", "attention": "flash", "optimizer": "adamw", "token_budget": 8192})
     with pytest.raises(InvalidJob, match="token_budget: 8192 cannot be said to TRL"):

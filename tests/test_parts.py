@@ -9,8 +9,8 @@ from commands import Run, runner_of
 
 from memplan.cli.app import main
 from memplan.errors import InvalidJob, UsageError
-from memplan.frameworks import checking
-from memplan.frameworks.checking import check_all, worst
+from memplan.frameworks.checks import checking
+from memplan.frameworks.checks.checking import check_all, worst
 from memplan.frameworks.reading import read_opened, read_target
 
 CARD = {"gpu": "h100-80gb"}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from memplan.frameworks.checking import check_file
-from memplan.frameworks.pinned import pinned, pins_of
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.project.pinned import pinned, pins_of
 from memplan.tables.trainers import find_trainer
 
 PROGRAM = """\

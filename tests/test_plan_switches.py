@@ -9,8 +9,8 @@ import pytest
 
 import memplan
 from memplan.errors import InvalidJob
+from memplan.frameworks.emit.writing import emit
 from memplan.frameworks.registry import find_framework
-from memplan.frameworks.writing import emit
 from memplan.planner import plan
 from memplan.planner.axes import others, values
 from memplan.planner.moves import moves, training_moves

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.commands.slurm import slurm_variables
 from memplan.frameworks.reading import read_target
-from memplan.frameworks.slurm import slurm_variables
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from framework_cases import checked
 
-from memplan.frameworks.checking import Checked, check_all
+from memplan.frameworks.checks.checking import Checked, check_all
 
 LOOP = """\
 import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import NoTraining
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.reading import read_target
 from memplan.spec.reading import JobInput

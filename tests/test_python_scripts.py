@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.checking import Checked, check_file
+from memplan.frameworks.checks.checking import Checked, check_file
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.reading import read_target
 from memplan.resolve import resolve

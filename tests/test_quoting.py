@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.quoting import comment, shell_word, toml_value, yaml_lines, yaml_value
+from memplan.frameworks.emit.writing import emit
+from memplan.frameworks.files.quoting import comment, shell_word, toml_value, yaml_lines, yaml_value
+from memplan.frameworks.files.yaml_edit import yaml_with
 from memplan.frameworks.registry import find_framework, frameworks
-from memplan.frameworks.writing import emit
-from memplan.frameworks.yaml_edit import yaml_with
 from memplan.presets import model_preset
 from memplan.spec.reading import read_job
 

@@ -11,10 +11,10 @@ from memplan.api import as_input, estimate
 from memplan.arch import parse_config
 from memplan.engine.build import build_ledger
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import document_of
+from memplan.frameworks.emit.writing import emit
+from memplan.frameworks.files.documents import document_of
 from memplan.frameworks.reading import read_documents
 from memplan.frameworks.registry import find_framework, recognise
-from memplan.frameworks.writing import emit
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe

@@ -9,7 +9,7 @@ import pytest
 
 import memplan
 from memplan.errors import InvalidJob
-from memplan.frameworks.checking import Checked, check_file
+from memplan.frameworks.checks.checking import Checked, check_file
 from memplan.gpus import find_gpu
 from memplan.planner import plan, questions
 from memplan.render.estimate_view import estimate_blocks

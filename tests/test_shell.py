@@ -7,7 +7,7 @@ import pytest
 from counting import calls
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.scripts import run_script
+from memplan.frameworks.commands.scripts import run_script
 
 
 def commands(text: str) -> list[list[str]]:

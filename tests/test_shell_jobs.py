@@ -2,8 +2,8 @@
 
 import pytest
 
-from memplan.frameworks.launch import launch_of
-from memplan.frameworks.scripts import run_script
+from memplan.frameworks.commands.launch import launch_of
+from memplan.frameworks.commands.scripts import run_script
 
 BODY = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:4\nrun $M \\$SLURM_NNODES \\$SLURM_GPUS_ON_NODE \\$1\nEOF\n"
 SETTING = "M=big\n"

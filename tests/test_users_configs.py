@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from framework_cases import TORCHTITAN
 
-from memplan.frameworks.checking import Checked, check_file
-from memplan.frameworks.documents import open_document
+from memplan.frameworks.checks.checking import Checked, check_file
+from memplan.frameworks.files.documents import open_document
 from memplan.frameworks.parts import parts
 
 CARD = {"gpu": "80GB", "num_gpus": 8}

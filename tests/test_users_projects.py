@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memplan.frameworks.checking import Checked, check_all, check_file
+from memplan.frameworks.checks.checking import Checked, check_all, check_file
 
 CARD = {"gpu": "80GB", "num_gpus": 1}
 PROGRAM = """\

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate
-from memplan.frameworks.checking import check_file
+from memplan.frameworks.checks.checking import check_file
+from memplan.frameworks.commands.hydra import of_program
 from memplan.frameworks.deciding import no_less, subject_of
-from memplan.frameworks.hydra import of_program
 from memplan.frameworks.reading import read_target
 from memplan.spec.reading import JobInput
 from memplan.tables.trainers import find_trainer

@@ -12,7 +12,7 @@ from memplan.api import estimate
 from memplan.asked import asks_for_ways, with_usual_trainer
 from memplan.cli.app import main
 from memplan.errors import UsageError
-from memplan.frameworks.folders import lies_here
+from memplan.frameworks.checks.folders import lies_here
 from memplan.render.text import screen_text
 from memplan.render.ways_view import typed, ways_blocks
 from memplan.spec.reading import read_job, with_changes

@@ -14,7 +14,7 @@ from memplan.errors import UsageError, did_you_mean, printable_json
 from memplan.lang import said
 
 if TYPE_CHECKING:
-    from memplan.frameworks.checking import Checked
+    from memplan.frameworks.checks.checking import Checked
 
 HELP = """Whether the jobs of training configs fit: one line a file; exit code 0 if all fit, 1 if one does not,
 2 if one cannot be read or is unclear.
@@ -50,8 +50,8 @@ def parameters() -> list[Parameter]:
 
 def check(values: Mapping[str, Any]) -> int:
     """Read, estimate and judge each file; write a line for each, and the reports that are asked for."""
-    from memplan.frameworks.checking import worst
-    from memplan.frameworks.many import check_many, cores
+    from memplan.frameworks.checks.checking import worst
+    from memplan.frameworks.checks.many import check_many, cores
     from memplan.render.progress import Bar
 
     files, form = values.get("files") or [], (values.get("form") or "text").lower()

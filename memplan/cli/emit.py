@@ -32,12 +32,12 @@ def parameters() -> list[Parameter]:
 def emit(values: Mapping[str, Any]) -> int:
     """Resolve, write, read back; files, a diff, or text on the screen."""
     from memplan.frameworks.accelerate.write import SCRIPT
-    from memplan.frameworks.onto import changed
-    from memplan.frameworks.planned import emit_plan, plans_of
-    from memplan.frameworks.read_back import asked
+    from memplan.frameworks.emit.onto import changed
+    from memplan.frameworks.emit.planned import emit_plan, plans_of
+    from memplan.frameworks.emit.read_back import asked
+    from memplan.frameworks.emit.writing import emit as emit_files
+    from memplan.frameworks.emit.writing import not_fitting, write_files
     from memplan.frameworks.registry import find_framework, frameworks
-    from memplan.frameworks.writing import emit as emit_files
-    from memplan.frameworks.writing import not_fitting, write_files
     from memplan.spec.option_words import option_words
 
     if values.get("framework_") is None:
@@ -69,7 +69,7 @@ def emit(values: Mapping[str, Any]) -> int:
 
 def _onto(path: str, text: str, folder: str | None, force: bool) -> None:
     """The changed file: into a folder, over the old one with --force, else the difference on the screen."""
-    from memplan.frameworks.writing import write_files
+    from memplan.frameworks.emit.writing import write_files
 
     if folder is not None or force:
         target = folder if folder is not None else os.path.dirname(path) or "."

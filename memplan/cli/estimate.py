@@ -92,7 +92,7 @@ def given_of(values: Mapping[str, Any]) -> "JobInput":
     from memplan.asked import with_usual_trainer
 
     if not any(values.get(key) for key in ("target", "model", "total_params", "with_")):
-        from memplan.frameworks.folders import lies_here
+        from memplan.frameworks.checks.folders import lies_here
 
         path, what = lies_here()
         note(f"took {path}, {what}")

@@ -34,7 +34,7 @@ def schema_of(what: str) -> Schema:
 
         return dataclass_schema(Plans, "memplan plan")
     if what == "check":
-        from memplan.frameworks.checking import Checked
+        from memplan.frameworks.checks.checking import Checked
 
         row = dataclass_schema(Checked, "")
         kept = {"$schema": row.pop("$schema"), "title": "memplan check", "$defs": row.pop("$defs")}

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.launch import launches
+from memplan.frameworks.commands.launch import launches
+from memplan.frameworks.files.documents import Document, Settings
 from memplan.tables.texts import lines_of
 
 OWN_KEYS = "give the job in memplan's own keys: memplan estimate MODEL --method … --batch-size … --sequence-length …"

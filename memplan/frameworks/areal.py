@@ -9,10 +9,10 @@ from typing import Any
 
 from memplan.errors import NoTraining
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.critics import as_the_policy, read_name
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.generating import SGLANG, VLLM, put, put_engine, read_fields, warn_engine
+from memplan.frameworks.common.critics import as_the_policy, read_name
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.generating import SGLANG, VLLM, put, put_engine, read_fields, warn_engine
+from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.megatron.keys import FUSED_LINEARS
 from memplan.frameworks.nemo_rl.source import referred
 from memplan.frameworks.own_words.names import OTHERS, bound_images

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.deciding import ROWS, no_less, subject_of, subject_of_section
-from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import ASSUMED, DEFAULT, FILE, UNSET, Draft, Origin, short
+from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.spec.plain import Odd
 from memplan.spec.reading import Unread
 

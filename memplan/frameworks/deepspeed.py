@@ -8,10 +8,10 @@ from typing import Any
 
 from memplan.frameworks.accelerate.write import write_deepspeed
 from memplan.frameworks.base import ASSUMED, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.files.documents import Document, Settings, words
 from memplan.frameworks.hugging_face.precision import settle
-from memplan.frameworks.shipped import open_config
+from memplan.frameworks.project.shipped import open_config
 from memplan.units import pairs_of, words_of
 
 AUTO = "auto"

@@ -12,10 +12,10 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, is_template, words
+from memplan.frameworks.commands.launch import Launch, launches
 from memplan.frameworks.draft import UNSET
+from memplan.frameworks.files.documents import Document, Settings, is_template, words
 from memplan.frameworks.hugging_face import precision as hf_precision
-from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.transformers import only_launch, read_launcher
 from memplan.tables.texts import settings_in
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import option_of
 from memplan.frameworks.deciding import subject_of
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import open_reference, open_written
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import open_reference, open_written
 from memplan.spec.reading import Unread
 from memplan.tables.trainer import version_key
 

@@ -1,7 +1,7 @@
 """MindSpeed-LLM's argument lists: Megatron's (``megatron``), with stages of post-training and adapters."""
 
 from memplan.frameworks.base import Draft, Framework
-from memplan.frameworks.documents import Document
+from memplan.frameworks.files.documents import Document
 from memplan.frameworks.megatron import reader as megatron
 from memplan.frameworks.own_words.names import OTHERS
 

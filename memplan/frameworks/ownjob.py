@@ -5,7 +5,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import FILE, Draft, Framework, Origin
-from memplan.frameworks.documents import Document, words
+from memplan.frameworks.files.documents import Document, words
 from memplan.spec.job import Job
 from memplan.spec.reading import canonical_key, normalise
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.errors import InvalidJob, UsageError
-from memplan.frameworks import hosted, hydra
 from memplan.frameworks.base import Framework
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import open_reference, open_written, trains_nothing
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.commands import hydra
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.files import hosted
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import open_reference, open_written, trains_nothing
 from memplan.frameworks.programs import reader as python
 from memplan.frameworks.registry import recognise
 from memplan.frameworks.shell.reader import Command, Word, options_of, scalar

@@ -11,21 +11,21 @@ from typing import Any
 from memplan.errors import InvalidJob, NoTraining, UsageError
 from memplan.files import instead_of_missing
 from memplan.frameworks import ownjob
-from memplan.frameworks.as_started import first_started, leaves_its_launcher
 from memplan.frameworks.asking import set_in
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Origin
+from memplan.frameworks.commands.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of, put_allocator
+from memplan.frameworks.common.dynamic_checkpoints import put_share_left
+from memplan.frameworks.common.image_bounds import IMAGES
+from memplan.frameworks.common.local_models import settle_model
 from memplan.frameworks.deciding import subject_of
-from memplan.frameworks.documents import FORMS, Document, of_command, open_document
 from memplan.frameworks.draft import UNSET, NotKnown
-from memplan.frameworks.dynamic_checkpoints import put_share_left
-from memplan.frameworks.image_bounds import IMAGES
-from memplan.frameworks.launch import LAUNCHERS, PROGRAMS, WRAPPERS, launch_of, put_allocator
-from memplan.frameworks.local_models import settle_model
+from memplan.frameworks.files.documents import FORMS, Document, of_command, open_document
 from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.programs.follow import forget
 from memplan.frameworks.programs.launch import put_trainer
+from memplan.frameworks.project.as_started import first_started, leaves_its_launcher
+from memplan.frameworks.project.starters import starter_of
 from memplan.frameworks.registry import find_framework, frameworks
-from memplan.frameworks.starters import starter_of
 from memplan.frameworks.transformers import read_launcher
 from memplan.jobs import read_target as read_own_target
 from memplan.spec.reading import JobInput, Unread, build_job, merged, normalise, unanswered, with_numbers, without

@@ -9,7 +9,7 @@ import memplan.frameworks
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.frameworks import absent
 from memplan.frameworks.base import Framework
-from memplan.frameworks.documents import Document
+from memplan.frameworks.files.documents import Document
 
 
 @cache

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import processes
 from memplan.frameworks.accelerate import reader as accelerate
 from memplan.frameworks.accelerate.write import CONFIG, LAUNCHING, files_of, run_script
 from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
-from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.following import own_loop, told_of
+from memplan.frameworks.commands import processes
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings, words
+from memplan.frameworks.files.following import own_loop, told_of
 from memplan.frameworks.hugging_face import dialect_vision as hf_dialect_vision
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face import version as hf_version
@@ -23,7 +24,6 @@ from memplan.frameworks.hugging_face.dialect_scripts import script_of, with_lora
 from memplan.frameworks.hugging_face.methods import put_method
 from memplan.frameworks.hugging_face.switches import with_lora_section
 from memplan.frameworks.hugging_face.write import arguments, load_dtype
-from memplan.frameworks.launch import Launch, launches
 from memplan.spec.job import Job
 from memplan.tables.trainer import version_key
 from memplan.units import words_of

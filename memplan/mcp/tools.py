@@ -113,8 +113,8 @@ def _estimate(arguments: Arguments) -> dict[str, Any]:
 
 
 def _check(arguments: Arguments) -> dict[str, Any]:
-    from memplan.frameworks.checking import worst
-    from memplan.frameworks.many import check_many
+    from memplan.frameworks.checks.checking import worst
+    from memplan.frameworks.checks.many import check_many
 
     options, beside = dict(arguments.get("job") or {}), arguments.get("beside") or ()
     found = check_many(arguments["files"], options, beside)

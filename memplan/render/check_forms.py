@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from memplan.errors import printable
-from memplan.frameworks.checking import Checked, placed
+from memplan.frameworks.checks.checking import Checked, placed
 from memplan.render.data import escaped
 from memplan.units import format_bytes
 

@@ -71,7 +71,7 @@ def _plan(call: Call) -> Any:
 
 
 def _check(call: Call) -> Any:
-    from memplan.frameworks.many import check_many
+    from memplan.frameworks.checks.many import check_many
 
     if not call.files:
         raise UsageError("check which file?", 'give file, such as {"name": "train.yaml", "text": "…"}')

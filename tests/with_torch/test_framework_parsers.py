@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from memplan.frameworks.emit.writing import emit, write_files
 from memplan.frameworks.hugging_face.arguments import DEFAULTS, FIELDS
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.trl.keys import HARMLESS, METHODS, MODEL, TRAINER
 from memplan.frameworks.trl.methods import defaults_of
-from memplan.frameworks.writing import emit, write_files
 from memplan.spec.reading import read_job
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the libraries, not of memplan

@@ -21,10 +21,10 @@ import pytest
 from framework_cases import DRAWN, PLAIN
 
 from memplan.errors import MemplanError
+from memplan.frameworks.emit.writing import emit, write_files
 from memplan.frameworks.openrlhf.keys import FAMILIES
 from memplan.frameworks.registry import find_framework
 from memplan.frameworks.verl.names import sense
-from memplan.frameworks.writing import emit, write_files
 from memplan.jobs import job_names, read_target
 from memplan.resolve import resolve
 from memplan.spec.reading import JobInput, read_job

@@ -7,7 +7,7 @@ import torch
 from own_loss_cases import HEAD, INIT, LOSSES, TAIL, source
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from memplan.frameworks.documents import document_of
+from memplan.frameworks.files.documents import document_of
 from memplan.frameworks.programs.follow import followed, trainings
 from memplan.frameworks.programs.losses.bound import Found, of_method
 from memplan.frameworks.programs.run import Known

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memplan.frameworks import deepspeed, processes
+from memplan.frameworks import deepspeed
 from memplan.frameworks.accelerate.write import LAUNCHING, files_of
 from memplan.frameworks.base import DEFAULT, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.fsdp_keys import LAUNCH, put_inner, read_fsdp
+from memplan.frameworks.commands import processes
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.common.fsdp_keys import LAUNCH, put_inner, read_fsdp
+from memplan.frameworks.files.documents import Document, Settings, words
 from memplan.frameworks.hugging_face.precision import settle
-from memplan.frameworks.launch import Launch, launches
-from memplan.frameworks.shipped import open_config
+from memplan.frameworks.project.shipped import open_config
 
 HARMLESS = words(
     """compute_environment debug use_cpu machine_rank main_process_ip main_process_port rdzv_backend same_network

@@ -4,8 +4,8 @@ import shlex
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import quoting
 from memplan.frameworks.base import File, Writing
+from memplan.frameworks.files import quoting
 from memplan.spec.allocator import conf_text
 from memplan.spec.job import Job
 from memplan.units import ceil_div, words_of

@@ -4,7 +4,7 @@ Source: axolotl 0.18 utils/schemas/*.py, utils/config/__init__.py, integrations/
 
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.units import pairs_of
 

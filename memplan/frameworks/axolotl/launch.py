@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.own_words.names import config_of
 from memplan.frameworks.shell.reader import options_of
 from memplan.frameworks.transformers import only_launch, read_launcher

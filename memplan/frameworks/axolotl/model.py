@@ -6,9 +6,9 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.axolotl.keys import ATTENTION_FLAGS, LIGER
 from memplan.frameworks.base import DEFAULT, Keys, Origin
+from memplan.frameworks.common.local_models import STORED
 from memplan.frameworks.hugging_face.arguments import read_attention
 from memplan.frameworks.hugging_face.switches import mapping
-from memplan.frameworks.local_models import STORED
 from memplan.frameworks.own_words.names import lora_targets, module_names
 from memplan.units import words_of
 

@@ -5,14 +5,14 @@ What a file does not say is Axolotl's default (``axolotl_keys``); a DeepSpeed JS
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.frameworks import fsdp_keys
 from memplan.frameworks.axolotl import keys as table
 from memplan.frameworks.axolotl.launch import read_start, starts
 from memplan.frameworks.axolotl.model import put_cast, read_adapter, read_attention_flags, read_kernels
 from memplan.frameworks.axolotl.switches import read_switches, release_of
 from memplan.frameworks.axolotl.write import in_flags, trainer_of, write
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document
+from memplan.frameworks.common import fsdp_keys
+from memplan.frameworks.files.documents import Document
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import read_deepspeed
 from memplan.frameworks.hugging_face.switches import ask_loaded, mapping, read_compile

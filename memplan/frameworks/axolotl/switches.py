@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from memplan.frameworks.asking import GENERATES
 from memplan.frameworks.axolotl.keys import GONE, NO_LESS
 from memplan.frameworks.base import Draft, Keys
-from memplan.frameworks.documents import Settings
-from memplan.frameworks.local_models import check_vocabulary
-from memplan.frameworks.row_making import read_rows
+from memplan.frameworks.common.local_models import check_vocabulary
+from memplan.frameworks.common.row_making import read_rows
+from memplan.frameworks.files.documents import Settings
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 PLUGINS = (

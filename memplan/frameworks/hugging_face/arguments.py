@@ -6,17 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.frameworks import deepspeed, fsdp_keys
+from memplan.frameworks import deepspeed
 from memplan.frameworks.asking import GENERATES, KEEPS_LOGITS, SUCH
 from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
-from memplan.frameworks.documents import words
+from memplan.frameworks.common import fsdp_keys
+from memplan.frameworks.common.row_making import read_rows
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.switches import (
     NOT_MODELLED,
     mapping,
     read_compile,
     read_liger_parts,
 )
-from memplan.frameworks.row_making import read_rows
 from memplan.tables.optimizers import find_optimizer
 from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.tables.trainers import TRAINERS

@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.frameworks.asking import LORA
 from memplan.frameworks.base import FILE, Keys, Origin
-from memplan.frameworks.following import found_at, program_at
+from memplan.frameworks.files.following import found_at, program_at
 from memplan.frameworks.hugging_face.dialect_names import MEANINGS, NAMES
 from memplan.frameworks.hugging_face.dialect_scripts import Script
 from memplan.frameworks.own_words.names import lora_targets, module_names

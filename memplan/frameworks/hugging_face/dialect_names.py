@@ -5,7 +5,7 @@ means the same nearly everywhere; the few that do not are told by their script (
 
 from collections.abc import Mapping
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import parts_of, told_in
 
 _PARTS = parts_of(__file__)

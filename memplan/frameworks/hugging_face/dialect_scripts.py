@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import Settings
 from memplan.frameworks.draft import Draft
+from memplan.frameworks.files.documents import Settings
 from memplan.tables.texts import parts_of, rows_of, settings_in
 
 

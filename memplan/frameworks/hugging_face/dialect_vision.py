@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 from memplan.frameworks.asking import MODEL, SEEING, SUCH
-from memplan.frameworks.documents import is_template
+from memplan.frameworks.common.image_bounds import SIDE, fill_with_images, one_of_area, room_of
+from memplan.frameworks.common.local_models import alike, check_vocabulary
 from memplan.frameworks.draft import UNSET
+from memplan.frameworks.files.documents import is_template
 from memplan.frameworks.hugging_face.dialect import Dialect, read_adapter, read_kernels, read_lengths, read_quantisation
 from memplan.frameworks.hugging_face.dialect_names import HARMLESS, NAMES
 from memplan.frameworks.hugging_face.towers import PARTS, reads_text_alone, side_of, together
-from memplan.frameworks.image_bounds import SIDE, fill_with_images, one_of_area, room_of
-from memplan.frameworks.local_models import alike, check_vocabulary
 
 
 def read_dialect(dialect: Dialect) -> None:

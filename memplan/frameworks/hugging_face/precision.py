@@ -3,7 +3,7 @@
 The table is that of accelerate 1.15 (``accelerator.py``: prepare_model, FSDP's upcast, DeepSpeed's own casts)."""
 
 from memplan.frameworks.base import DEFAULT, Draft, Keys, Origin
-from memplan.frameworks.checkpoints import holds_fp32
+from memplan.frameworks.common.checkpoints import holds_fp32
 from memplan.tables.choices import SYNONYMS
 from memplan.tables.trainers import TRAINERS
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from memplan.frameworks.asking import LORA
 from memplan.frameworks.base import FILE, Keys, Origin
-from memplan.frameworks.documents import Settings, document_of, open_document, words
-from memplan.frameworks.following import found_at
+from memplan.frameworks.files.documents import Settings, document_of, open_document, words
+from memplan.frameworks.files.following import found_at
 from memplan.tables import peft_fields
 from memplan.units import pairs_of
 

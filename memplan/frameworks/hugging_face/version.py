@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Framework, Origin
-from memplan.frameworks.documents import Settings, words
 from memplan.frameworks.draft import UNTIL, Draft
+from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.hugging_face.dialect_scripts import Script
-from memplan.frameworks.pinned import pinned
+from memplan.frameworks.project.pinned import pinned
 from memplan.tables.trainer import version_key
 from memplan.tables.trainers import TRAINERS, find_trainer
 

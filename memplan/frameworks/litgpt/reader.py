@@ -6,10 +6,10 @@ finetune/full.py, finetune/lora.py, pretrain.py, args.py; precisions are Lightni
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.frameworks import processes
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.launch import launches
+from memplan.frameworks.commands import processes
+from memplan.frameworks.commands.launch import launches
+from memplan.frameworks.files.documents import Document, Settings, words
 from memplan.frameworks.litgpt.write import own_of, write
 from memplan.frameworks.own_words.names import config_of, is_command_of
 from memplan.frameworks.transformers import assume_one_gpu, only_launch

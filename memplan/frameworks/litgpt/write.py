@@ -6,7 +6,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import machines_of, run_script
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.quoting import shell_word
+from memplan.frameworks.files.quoting import shell_word
 from memplan.spec.job import Job
 from memplan.units import pairs_of
 

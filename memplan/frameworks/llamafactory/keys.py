@@ -4,7 +4,7 @@ Source: llamafactory 0.9.5 hparams/*.py (data, model, finetuning, generating and
 
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.arguments import DEFAULTS as TRAINER
 from memplan.tables.texts import parts_of, rows_of, settings_in
 

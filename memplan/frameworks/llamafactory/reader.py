@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any
 
 from memplan.errors import NoTraining
-from memplan.frameworks import processes
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import found_at, told_of
+from memplan.frameworks.commands import processes
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import found_at, told_of
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
 from memplan.frameworks.hugging_face.switches import ask_loaded
 from memplan.frameworks.hugging_face.version import beside_torch
-from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.llamafactory import switches
 from memplan.frameworks.llamafactory import v1 as llamafactory_v1
 from memplan.frameworks.llamafactory.keys import ATTENTIONS, HARMLESS, LOSSES, MARKS, NOT_MODELLED, STAGES

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
-from memplan.frameworks.documents import Settings
+from memplan.frameworks.common.image_bounds import fill_with_images
+from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.hugging_face.version import told
-from memplan.frameworks.image_bounds import fill_with_images
 from memplan.frameworks.llamafactory.keys import DEFAULTS
 from memplan.frameworks.own_words.names import lora_targets, may_see_images
-from memplan.frameworks.pinned import pinned
+from memplan.frameworks.project.pinned import pinned
 from memplan.spec.freezing import LANGUAGE_MODEL
 from memplan.tables.trainer import version_key
 from memplan.units import pairs_of

@@ -10,8 +10,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Settings, words
-from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.own_words.names import lora_targets

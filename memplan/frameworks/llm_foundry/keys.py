@@ -5,7 +5,7 @@ Source: mosaicml/llm-foundry 0.22 (8c8dd48) utils/config_utils.py (TrainConfig),
 import re
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import parts_of, settings_in
 from memplan.units import words_of
 

@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from memplan.frameworks import processes
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.config_changes import change
-from memplan.frameworks.documents import Document, Settings, is_template
-from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.commands import processes
+from memplan.frameworks.common.config_changes import change
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.hugging_face.arguments import read_attention
 from memplan.frameworks.llm_foundry import keys as table
 from memplan.frameworks.llm_foundry.keys import FSDP, LOADS

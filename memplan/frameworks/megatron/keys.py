@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memplan.frameworks.deciding import LITTLE
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.units import by_word, pairs_of
 

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
-from memplan.frameworks.documents import is_template
-from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.local_models import vocabulary_by_name
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.local_models import vocabulary_by_name
+from memplan.frameworks.files.documents import is_template
 from memplan.units import ceil_div, words_of
 
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "nulltokenizer": 32000}

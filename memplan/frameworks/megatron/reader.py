@@ -10,15 +10,15 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, is_template
-from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.commands.processes import tasks_before
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.megatron import keys as table
 from memplan.frameworks.megatron.model import config_of, own_layers, put_attention
 from memplan.frameworks.megatron.names import is_known
 from memplan.frameworks.megatron.shape import felt_shape
 from memplan.frameworks.megatron.write import write
 from memplan.frameworks.own_words.names import OTHERS
-from memplan.frameworks.processes import tasks_before
 from memplan.frameworks.shell.reader import options_of
 from memplan.spec.megatron import Megatron
 from memplan.units import ceil_div

@@ -8,9 +8,9 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import run_script
 from memplan.frameworks.base import File, Writing
+from memplan.frameworks.files.quoting import Variable, shell_word
 from memplan.frameworks.megatron.keys import DEFAULTS, DEFAULTS_OF_EXPERTS, MASK, OTHER_NAMES
 from memplan.frameworks.megatron.shape import Shape, effective, shape_of
-from memplan.frameworks.quoting import Variable, shell_word
 from memplan.spec.job import Job
 from memplan.spec.megatron import Megatron
 from memplan.units import ceil_div, words_of

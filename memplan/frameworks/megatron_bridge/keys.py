@@ -5,7 +5,7 @@ Source: NVIDIA-NeMo/Megatron-Bridge 0.6 (067f987) training/config.py, models/gpt
 import re
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.megatron.keys import DEFAULTS as OF_MEGATRON
 from memplan.frameworks.megatron.keys import DEFAULTS_OF_EXPERTS
 from memplan.frameworks.megatron.model import SHAPE

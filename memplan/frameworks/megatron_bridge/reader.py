@@ -11,8 +11,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, is_template
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.megatron.keys import BEARING, KNOWN, NOT_MODELLED
 from memplan.frameworks.megatron.model import config_of, put_attention
 from memplan.frameworks.megatron.names import is_known

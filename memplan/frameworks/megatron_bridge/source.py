@@ -7,10 +7,10 @@ from typing import Any
 
 from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.commands.launch import Launch, launches
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.following import open_reference
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import open_reference
 from memplan.frameworks.programs.files import might_be
 from memplan.frameworks.programs.follow import followed, known_of
 from memplan.frameworks.programs.launch import with_options

@@ -3,7 +3,16 @@
 Source: NVIDIA-NeMo/RL@7ea279a nemo_rl/models/generation/, algorithms/grpo.py: setup."""
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.generating import SGLANG, VLLM, put, put_bucket, put_engine, read_fields, warn_engine, warn_felt
+from memplan.frameworks.common.generating import (
+    SGLANG,
+    VLLM,
+    put,
+    put_bucket,
+    put_engine,
+    read_fields,
+    warn_engine,
+    warn_felt,
+)
 
 GENERATION = "policy.generation."
 FIELDS = {**VLLM, "precision": "dtype", "expert_parallel_size": "expert_parallel"}

@@ -5,7 +5,7 @@ Source: NVIDIA-NeMo/RL@7ea279a (August 2026) examples/configs/*.yaml, models/pol
 import re
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.megatron.keys import SIZES as OF_MEGATRON
 from memplan.tables.texts import parts_of, settings_in
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping
 
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.config_changes import change
-from memplan.frameworks.critics import as_the_policy, read_name
-from memplan.frameworks.documents import Document, words
-from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.generating import count_larger, put
+from memplan.frameworks.common.config_changes import change
+from memplan.frameworks.common.critics import as_the_policy, read_name
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.generating import count_larger, put
+from memplan.frameworks.files.documents import Document, words
 from memplan.frameworks.nemo_rl.batch import read_batch
 from memplan.frameworks.nemo_rl.engine import GENERATION, read_engine
 from memplan.frameworks.nemo_rl.keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, POLICY, SIZES, STAGES

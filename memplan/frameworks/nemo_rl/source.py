@@ -7,9 +7,9 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import found_at, program_at
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import found_at, program_at
 from memplan.frameworks.nemo_rl.keys import BASES, OF_PROGRAM, PROGRAM
 from memplan.frameworks.shell.reader import scalar
 from memplan.frameworks.transformers import only_launch

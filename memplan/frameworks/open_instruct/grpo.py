@@ -7,8 +7,8 @@ from typing import Any
 from memplan.errors import MemplanError
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import Keys
-from memplan.frameworks.documents import Settings
-from memplan.frameworks.generating import VLLM, put, put_engine, read_fields
+from memplan.frameworks.common.generating import VLLM, put, put_engine, read_fields
+from memplan.frameworks.files.documents import Settings
 from memplan.models import load_model
 
 

@@ -5,7 +5,7 @@ reward_modeling.py, grpo_fast.py, grpo_utils.py, utils.py, mason.py; @2025-03 an
 
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import parts_of, settings_in
 from memplan.units import pairs_of
 

@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings, is_template
-from memplan.frameworks.launch import Launch, launch_of, launches
+from memplan.frameworks.commands.launch import Launch, launch_of, launches
+from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.open_instruct.keys import ELSEWHERE, METHODS, OWN_NAMES
 from memplan.frameworks.shell.reader import Command, Word, options_of
 

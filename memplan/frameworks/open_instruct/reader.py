@@ -9,12 +9,12 @@ from dataclasses import replace
 from memplan.errors import InvalidJob
 from memplan.frameworks import deepspeed
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.open_instruct import keys as table
 from memplan.frameworks.open_instruct.grpo import read_grpo
 from memplan.frameworks.open_instruct.launch import program_of, trainings, with_config
-from memplan.frameworks.shipped import shipped
+from memplan.frameworks.project.shipped import shipped
 from memplan.frameworks.transformers import only_launch, read_launcher
 
 

@@ -4,7 +4,7 @@ log-softmaxes before 0.6."""
 import re
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.following import found_at
+from memplan.frameworks.files.following import found_at
 from memplan.frameworks.hugging_face.arguments import ATTENTIONS
 
 

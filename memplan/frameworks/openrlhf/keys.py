@@ -5,7 +5,7 @@ Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray
 
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.units import pairs_of, words_of
 

@@ -6,21 +6,21 @@ Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray
 import re
 
 from memplan.errors import InvalidJob
-from memplan.frameworks import processes
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.copies import OPENRLHF
-from memplan.frameworks.documents import Document, Settings, is_template
+from memplan.frameworks.commands import processes
+from memplan.frameworks.commands.launch import launch_of
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.generating import put
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.generating import put
-from memplan.frameworks.launch import launch_of
+from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.openrlhf import keys as table
 from memplan.frameworks.openrlhf.attention import read_attention, read_old_head
 from memplan.frameworks.openrlhf.keys import PROGRAMS
 from memplan.frameworks.openrlhf.rollout import critic_apart, read_engine, read_scoring
 from memplan.frameworks.openrlhf.write import write
-from memplan.frameworks.own_copies import warn_own_code
 from memplan.frameworks.own_words.names import OTHERS, bound_images, lora_targets
+from memplan.frameworks.project.copies import OPENRLHF
+from memplan.frameworks.project.own_copies import warn_own_code
 from memplan.frameworks.shell.reader import Command, options_of
 from memplan.units import ceil_div
 

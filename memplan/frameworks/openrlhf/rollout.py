@@ -3,7 +3,7 @@
 Source: OpenRLHF 0.11 cli/train_ppo_ray.py, trainer/ppo_utils/experience_maker.py."""
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.generating import VLLM, count_larger, put, put_engine, put_offload, read_fields
+from memplan.frameworks.common.generating import VLLM, count_larger, put, put_engine, put_offload, read_fields
 from memplan.frameworks.own_words.names import may_see_images
 from memplan.units import ceil_div
 

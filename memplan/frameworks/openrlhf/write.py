@@ -5,8 +5,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import machines_of, run_script, stage_of, torchrun
 from memplan.frameworks.base import File, Writing
+from memplan.frameworks.files.quoting import shell_word
 from memplan.frameworks.hugging_face.write import ROUTER_COEFFICIENT, attention
-from memplan.frameworks.quoting import shell_word
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.units import pairs_of

@@ -10,8 +10,8 @@ from memplan.errors import MemplanError
 from memplan.frameworks.draft import Draft
 from memplan.frameworks.own_words.lines import Line, beside, lines_for, shown
 from memplan.frameworks.own_words.word_table import NAMES, TOGETHER, offloading, values_of
+from memplan.frameworks.project.shipped import is_shipped
 from memplan.frameworks.reading import draft_of, read_documents
-from memplan.frameworks.shipped import is_shipped
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.option_words import option_words

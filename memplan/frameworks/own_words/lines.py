@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from memplan.frameworks.documents import FORMS, Document, Settings
 from memplan.frameworks.draft import Draft
+from memplan.frameworks.files.documents import FORMS, Document, Settings
+from memplan.frameworks.files.quoting import shell_word, yaml_value
 from memplan.frameworks.own_words.word_table import NAMES
-from memplan.frameworks.quoting import shell_word, yaml_value
-from memplan.frameworks.shipped import is_shipped
+from memplan.frameworks.project.shipped import is_shipped
 from memplan.spec.allocator import conf_text
 from memplan.spec.job import Job
 from memplan.spec.option_words import option_words

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import Draft, Keys
-from memplan.frameworks.documents import Settings
+from memplan.frameworks.commands.launch import Launch
+from memplan.frameworks.common.image_bounds import IMAGES, fill_packed
+from memplan.frameworks.common.local_models import within
+from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.arguments import job_optimizer
-from memplan.frameworks.image_bounds import IMAGES, fill_packed
-from memplan.frameworks.launch import Launch
-from memplan.frameworks.local_models import within
 from memplan.frameworks.shell.reader import Word, options_of, scalar
 from memplan.presets import find_preset
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.frameworks.shipped import ZERO
+from memplan.frameworks.project.shipped import ZERO
 from memplan.tables.texts import parts_of, rows_of
 
 _PARTS = parts_of(__file__)

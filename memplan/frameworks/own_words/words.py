@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from memplan.errors import MemplanError
+from memplan.frameworks.files.quoting import shell_word
 from memplan.frameworks.own_words.asking import Asked
-from memplan.frameworks.quoting import shell_word
 from memplan.report import Found, Remedy, Report
 from memplan.spec.option_words import option_words
 from memplan.spec.reading import JobInput, with_changes
@@ -56,8 +56,8 @@ def _is_said(lines: Iterable[str]) -> bool:
 
 def emit_command(given: JobInput, changes: Mapping[str, Any]) -> str:
     """``memplan emit TRAINER FILE … --onto FILE`` where that writes the changes; empty where it does not."""
-    from memplan.frameworks.onto import check_changeable
-    from memplan.frameworks.writing import emit
+    from memplan.frameworks.emit.onto import check_changeable
+    from memplan.frameworks.emit.writing import emit
 
     (document, row), *_ = given.source[0]
     if row.write is None or document.form not in ("yaml", "json") or document.place:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 
 TRAINER, MODEL = "trainer.", "trainer.model."
 LINEARS = words("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj")

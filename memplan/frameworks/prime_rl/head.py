@@ -7,7 +7,7 @@ Without a word in the config the code that lies in the project says which: RL ha
 import re
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.following import found_at
+from memplan.frameworks.files.following import found_at
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER
 
 CONFIGS = (

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, words
-from memplan.frameworks.generating import FELT, VLLM, put, put_engine, read_fields, warn_felt
+from memplan.frameworks.common.generating import FELT, VLLM, put, put_engine, read_fields, warn_felt
+from memplan.frameworks.files.documents import Document, words
 from memplan.frameworks.hugging_face.arguments import put_attention
 from memplan.frameworks.own_words.names import bound_images, with_values
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER, read_adapters

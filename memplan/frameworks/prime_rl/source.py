@@ -10,9 +10,9 @@ from typing import Any
 
 from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings, words
-from memplan.frameworks.launch import Launch, launches
-from memplan.frameworks.processes import put_gpus
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.commands.processes import put_gpus
+from memplan.frameworks.files.documents import Document, Settings, words
 from memplan.frameworks.shell.reader import Word, scalar
 from memplan.frameworks.transformers import only_launch
 from memplan.frameworks.verl.source import flat

@@ -6,7 +6,7 @@ from typing import Any
 
 from memplan.frameworks.asking import OF_LORA
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.checkpoints import family_of
+from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.programs.files import might_be
 from memplan.frameworks.programs.gathered import HINTS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH

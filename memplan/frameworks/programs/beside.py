@@ -7,12 +7,12 @@ from itertools import islice
 from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.frameworks.documents import Document, document_of
-from memplan.frameworks.local_models import is_folder
+from memplan.frameworks.common.local_models import is_folder
+from memplan.frameworks.files.documents import Document, document_of
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.paths import folder_of
 from memplan.frameworks.programs.values import Thing, known, plain
-from memplan.frameworks.starters import programs_saying
+from memplan.frameworks.project.starters import programs_saying
 
 Saved = tuple[Thing, Any]
 """A model, and the adapters that are saved by themselves."""

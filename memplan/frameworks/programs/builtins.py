@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memplan.frameworks.hydra import put_at
+from memplan.frameworks.commands.hydra import put_at
 from memplan.frameworks.programs import engines
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.models import MODEL

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.hydra import composed, put_at
-from memplan.frameworks.launch import Launch
+from memplan.frameworks.commands.hydra import composed, put_at
+from memplan.frameworks.commands.launch import Launch
+from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.programs import changes, loops
 from memplan.frameworks.programs import models as python_models
 from memplan.frameworks.programs.builtins import FUNCTIONS

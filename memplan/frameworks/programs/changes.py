@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from memplan.frameworks.base import Draft
-from memplan.frameworks.own_copies import warn_copy_of_trl
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.model import READ
 from memplan.frameworks.programs.models import MODEL, SAVES, TRAINERS, root_model, things
@@ -30,6 +29,7 @@ from memplan.frameworks.programs.values import (
     root_of,
     truth,
 )
+from memplan.frameworks.project.own_copies import warn_copy_of_trl
 from memplan.tables.texts import words_by_part
 
 NONE = words_by_part(__file__)

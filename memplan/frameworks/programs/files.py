@@ -9,10 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from memplan.errors import MemplanError
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import open_reference
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import open_reference
+from memplan.frameworks.files.sourced import project_of
 from memplan.frameworks.programs.values import LIBRARIES
-from memplan.frameworks.sourced import project_of
 
 MOST_FILES = 40
 MOST_TELLING = 64

@@ -6,19 +6,21 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks import pinned, scripts, sourced
 from memplan.frameworks.asking import SHELLS
 from memplan.frameworks.base import Draft
-from memplan.frameworks.copies import in_copy
-from memplan.frameworks.documents import Document
-from memplan.frameworks.hydra import of_program
-from memplan.frameworks.own_copies import found_in
+from memplan.frameworks.commands import scripts
+from memplan.frameworks.commands.hydra import of_program
+from memplan.frameworks.files import sourced
+from memplan.frameworks.files.documents import Document
 from memplan.frameworks.programs import calls as python_calls
 from memplan.frameworks.programs import files, loops
 from memplan.frameworks.programs.run import Known, Run
 from memplan.frameworks.programs.text import program_of
 from memplan.frameworks.programs.values import Thing
-from memplan.frameworks.starters import texts_of
+from memplan.frameworks.project import pinned
+from memplan.frameworks.project.copies import in_copy
+from memplan.frameworks.project.own_copies import found_in
+from memplan.frameworks.project.starters import texts_of
 from memplan.gpus import find_gpu
 
 MAKES = re.compile(r"Trainer\(")

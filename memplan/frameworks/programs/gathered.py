@@ -7,12 +7,12 @@ from typing import Any
 
 from memplan.frameworks.asking import LORA, beside
 from memplan.frameworks.base import ASSUMED, Draft, Origin
+from memplan.frameworks.common.local_models import is_folder
 from memplan.frameworks.deciding import subject_of
-from memplan.frameworks.documents import Settings, words
+from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.hugging_face.arguments import FIELDS
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.version import SIGNS
-from memplan.frameworks.local_models import is_folder
 from memplan.frameworks.programs.values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
 from memplan.frameworks.trl.online import COMPLETIONS

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from memplan.errors import MemplanError
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import found_at, open_reference, own_loop, program_at, told_of
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import found_at, open_reference, own_loop, program_at, told_of
 from memplan.frameworks.hugging_face.dialect_scripts import script_of
-from memplan.frameworks.launch import Launch, launches
 from memplan.frameworks.programs.follow import followed, trainings
 from memplan.frameworks.programs.models import TRAINERS, things
 from memplan.frameworks.programs.own_losses import put_losses

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memplan.frameworks import processes
 from memplan.frameworks.asking import SEEING
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.documents import words
+from memplan.frameworks.commands import processes
+from memplan.frameworks.common.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_vision import SEES
-from memplan.frameworks.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.programs.adapters import put_adapters, put_upcast
 from memplan.frameworks.programs.gathered import HINTS, MODEL_HARMLESS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things

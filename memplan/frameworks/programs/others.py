@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.checkpoints import holds_fp32
+from memplan.frameworks.common.checkpoints import holds_fp32
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Function, Place, Ref, Thing, Unknown, plain, truth

@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.frameworks.asking import KEEPS_LOGITS, SUCH
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.optimizer_classes import STEPS, found_class, way_of
+from memplan.frameworks.common.optimizer_classes import STEPS, found_class, way_of
 from memplan.frameworks.programs.losses.bound import of_function, of_method, of_smoother
 from memplan.frameworks.programs.losses.put import CLASSES, ROWS, of_pairs, of_rows, put_unread, put_walked
 from memplan.frameworks.programs.model import SMALL

@@ -7,7 +7,7 @@ from typing import Any
 from memplan.arch.unquantised import PLAIN
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
-from memplan.frameworks.dynamic_checkpoints import SHARE_HINT
+from memplan.frameworks.common.dynamic_checkpoints import SHARE_HINT
 from memplan.frameworks.programs.gathered import Gathered
 from memplan.frameworks.programs.models import UNSLOTH
 from memplan.frameworks.programs.values import Place, Thing, Unknown, known

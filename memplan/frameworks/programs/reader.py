@@ -13,10 +13,10 @@ from pathlib import Path
 from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks.asking import COMMANDS, LORA, MODEL, OF_COMMAND, WRITE, model_hint, started_by
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Origin
-from memplan.frameworks.documents import Document, document_of
+from memplan.frameworks.commands.launch import Launch, put_allocator
+from memplan.frameworks.common.local_models import is_folder
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.launch import Launch, put_allocator
-from memplan.frameworks.local_models import is_folder
+from memplan.frameworks.files.documents import Document, document_of
 from memplan.frameworks.programs.cuts import put_length
 from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS
@@ -27,7 +27,7 @@ from memplan.frameworks.programs.reading import read_training
 from memplan.frameworks.programs.run import Known, Run
 from memplan.frameworks.programs.text import Program, program_of
 from memplan.frameworks.programs.values import OPTION, Thing, root_of
-from memplan.frameworks.starters import commands_in, starter_of
+from memplan.frameworks.project.starters import commands_in, starter_of
 from memplan.frameworks.transformers import read_launcher
 from memplan.spec.allocator import VARIABLES
 from memplan.spec.reading import unanswered

@@ -10,12 +10,11 @@ from memplan.errors import InvalidJob, NoTraining
 from memplan.frameworks import transformers
 from memplan.frameworks.asking import OF_SCRIPT, WRITE
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
-from memplan.frameworks.checkpoints import family_of
-from memplan.frameworks.documents import words
+from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
-from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
 from memplan.frameworks.programs.model import loaded_by_trainer, put_model
@@ -24,6 +23,7 @@ from memplan.frameworks.programs.others import put_others
 from memplan.frameworks.programs.own_losses import SMOOTHS, put_kept_logits, put_losses, until
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown
+from memplan.frameworks.project.pinned import pinned
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
 from memplan.frameworks.trl.methods import by_loss

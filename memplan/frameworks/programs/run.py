@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.documents import Document
 from memplan.frameworks.draft import NotKnown
+from memplan.frameworks.files.documents import Document
 from memplan.frameworks.programs.files import Files
 from memplan.frameworks.programs.operators import joined, spread, written
 from memplan.frameworks.programs.statements import Statements

@@ -5,9 +5,9 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from memplan.frameworks.pinned import pinned
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.values import Frame, Function, Place, Ref, Thing, Unknown, is_plain, root_of
+from memplan.frameworks.project.pinned import pinned
 from memplan.tables.trainers import newest_read
 
 LOOKED_AT = 24

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Origin
-from memplan.frameworks.checkpoints import family_of
-from memplan.frameworks.documents import Settings
-from memplan.frameworks.fsdp_keys import refusal
+from memplan.frameworks.common.checkpoints import family_of
+from memplan.frameworks.common.fsdp_keys import refusal
+from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.programs.gathered import Gathered
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Thing, Unknown, truth

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Sequence
 
+from memplan.frameworks.files.sourced import sourced_text
 from memplan.frameworks.shell.fields import UNKNOWN, Value, shown, unknown
 from memplan.frameworks.shell.nodes import Redirect
 from memplan.frameworks.shell.reader import MAX_LINE, MAX_WORDS, Word
 from memplan.frameworks.shell.syntax import Raw, Scanner
 from memplan.frameworks.shell.words import Variables
-from memplan.frameworks.sourced import sourced_text
 from memplan.units import by_name
 
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[([^]=]*)\])?(\+?)=(.*)", re.DOTALL)

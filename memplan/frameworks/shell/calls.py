@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.commands.slurm import slurm_variables
 from memplan.frameworks.shell.children import MAX_CALLS, SHELLS, Children, asked
 from memplan.frameworks.shell.fields import Value, shown
 from memplan.frameworks.shell.filters import SUBMITS
@@ -12,7 +13,6 @@ from memplan.frameworks.shell.nodes import Chain, Function, Node, Simple
 from memplan.frameworks.shell.reader import MAX_KEPT, MAX_TEXT, MAX_WORDS, SHORTER, Command, Word
 from memplan.frameworks.shell.syntax import Raw
 from memplan.frameworks.shell.words import Variables
-from memplan.frameworks.slurm import slurm_variables
 
 _SCRIPT = ("-c", "-lc", "-ic", "-xc", "-ec")
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memplan.errors import InvalidJob
+from memplan.frameworks.commands.slurm import slurm_variables
+from memplan.frameworks.files.sourced import sourced_text
 from memplan.frameworks.shell.builtins import Builtins
 from memplan.frameworks.shell.fields import Value, shown
 from memplan.frameworks.shell.filters import SUBMITS
 from memplan.frameworks.shell.nodes import Function, Redirect
 from memplan.frameworks.shell.reader import SHORTER, Word
 from memplan.frameworks.shell.syntax import Raw
-from memplan.frameworks.slurm import slurm_variables
-from memplan.frameworks.sourced import sourced_text
 
 MAX_CALLS = 20
 """Functions that call each other, and scripts in quotes."""

@@ -8,12 +8,12 @@ import re
 import string
 from collections.abc import Callable, Sequence
 
+from memplan.frameworks.files.sourced import folder_of
 from memplan.frameworks.shell.fields import UNKNOWN, shown
 from memplan.frameworks.shell.nodes import Chain, Node, Redirect, Simple
 from memplan.frameworks.shell.parts import parse
 from memplan.frameworks.shell.sums import whole_sum
 from memplan.frameworks.shell.syntax import Scanner
-from memplan.frameworks.sourced import folder_of
 from memplan.units import by_name
 
 MAX_CODE = 16 * 1024

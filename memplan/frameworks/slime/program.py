@@ -10,7 +10,7 @@ import shlex
 from typing import Any, NamedTuple
 
 from memplan.errors import NoTraining
-from memplan.frameworks.documents import Document
+from memplan.frameworks.files.documents import Document
 from memplan.frameworks.programs import calls as python_calls
 from memplan.frameworks.programs.files import Files
 from memplan.frameworks.programs.operators import written

@@ -11,9 +11,9 @@ from dataclasses import replace
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import Draft, Framework, Keys
-from memplan.frameworks.documents import Document, Settings, is_template, words
-from memplan.frameworks.generating import SGLANG, put, put_bucket, put_engine, read_draft, read_fields, warn_felt
-from memplan.frameworks.image_bounds import IMAGES
+from memplan.frameworks.common.generating import SGLANG, put, put_bucket, put_engine, read_draft, read_fields, warn_felt
+from memplan.frameworks.common.image_bounds import IMAGES
+from memplan.frameworks.files.documents import Document, Settings, is_template, words
 from memplan.frameworks.megatron import reader as megatron
 from memplan.frameworks.megatron.keys import DEFAULTS
 from memplan.frameworks.megatron.model import SHAPE

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from memplan.frameworks.asking import SEES_TOKENS
 from memplan.frameworks.base import Keys
+from memplan.frameworks.common.image_bounds import fill_with_images, one_of_area, room_of
 from memplan.frameworks.hugging_face.towers import reads_text_alone
-from memplan.frameworks.image_bounds import fill_with_images, one_of_area, room_of
 from memplan.frameworks.own_words.names import may_see_images
 
 

@@ -5,7 +5,7 @@ swift/llm/utils/argument.py, swift/llm/ds_config/*.json; model ids of swift/mode
 
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.arguments import DEFAULTS as TRAINER
 from memplan.frameworks.hugging_face.arguments import OLD_DEFAULTS as OLD_TRAINER
 from memplan.tables.texts import parts_of, settings_in, told_in

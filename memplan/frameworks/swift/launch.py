@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
-from memplan.frameworks.documents import Settings, is_template
-from memplan.frameworks.launch import Launch
-from memplan.frameworks.processes import divided, number
+from memplan.frameworks.commands.launch import Launch
+from memplan.frameworks.commands.processes import divided, number
+from memplan.frameworks.files.documents import Settings, is_template
 from memplan.frameworks.swift.keys import MARKS, METHODS, MODELS
 from memplan.frameworks.transformers import read_launcher
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks.base import ASSUMED, FILE, Keys, Origin
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.megatron.keys import BEARING, DEFAULTS_OF_EXPERTS, KNOWN, NOT_MODELLED
 from memplan.frameworks.megatron.keys import DEFAULTS as OF_MEGATRON

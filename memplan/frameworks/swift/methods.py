@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from memplan.frameworks.base import Draft, Keys
-from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.generating import VLLM as ARGUMENTS
-from memplan.frameworks.generating import (
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.generating import VLLM as ARGUMENTS
+from memplan.frameworks.common.generating import (
     bound_server,
     put,
     put_engine,

@@ -9,13 +9,13 @@ from typing import Any
 
 from memplan.frameworks.asking import GENERATES, MODEL
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings, document_of
+from memplan.frameworks.commands.launch import launches, put_allocator
+from memplan.frameworks.common.local_models import within
+from memplan.frameworks.files.documents import Document, Settings, document_of
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
 from memplan.frameworks.hugging_face.version import beside_torch
-from memplan.frameworks.launch import launches, put_allocator
-from memplan.frameworks.local_models import within
 from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.swift import keys as table
 from memplan.frameworks.swift import megatron as swift_megatron

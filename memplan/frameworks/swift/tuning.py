@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.common.image_bounds import fill_with_images
 from memplan.frameworks.hugging_face.towers import reads_text_alone
-from memplan.frameworks.image_bounds import fill_with_images
 from memplan.frameworks.megatron.keys import FUSED_LINEARS
 from memplan.frameworks.own_words.names import lora_targets, module_names
 from memplan.frameworks.swift.keys import FROM_ABOVE, NOT_MODELLED

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from memplan.arch.config import sizes
-from memplan.frameworks.documents import Settings, words
-from memplan.frameworks.following import found_at
+from memplan.frameworks.files.documents import Settings, words
+from memplan.frameworks.files.following import found_at
 from memplan.units import ceil_div
 
 OF_2024 = {

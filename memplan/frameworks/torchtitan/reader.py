@@ -9,8 +9,8 @@ from typing import Any
 from memplan.arch.config import sizes
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, words
-from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.files.documents import Document, words
 from memplan.frameworks.torchtitan.older import own_flavor, today
 from memplan.frameworks.torchtitan.write import FLAVORS, FLOAT8, own_of, write
 from memplan.tables.texts import settings_in

@@ -6,7 +6,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import run_script, torchrun
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.quoting import comment, toml_value
+from memplan.frameworks.files.quoting import comment, toml_value
 from memplan.spec.job import Job
 from memplan.spec.recompute import EVERY, is_by_layer
 from memplan.units import pairs_of

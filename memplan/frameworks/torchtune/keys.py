@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from memplan.arch.config import sizes
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import settings_in
 from memplan.units import by_word, pairs_of, words_of
 

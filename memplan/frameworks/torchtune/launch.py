@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings, document_of
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings, document_of
 from memplan.frameworks.shell.reader import Word, options_of, scalar
 from memplan.frameworks.torchtune.keys import COMPONENT, LINEAR_LOSS, NO_TRAINING, RECIPES
 from memplan.frameworks.torchtune.own import OWN_NAME, own_config

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document
-from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.optimizer_classes import put_class
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.optimizer_classes import put_class
+from memplan.frameworks.files.documents import Document
 from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.torchtune import keys as table
 from memplan.frameworks.torchtune.keys import COMPONENT

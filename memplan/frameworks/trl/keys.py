@@ -4,7 +4,7 @@ Source: trl 0.9 to 1.16 trainer/*_config.py, experimental/*/*_config.py, scripts
 
 from typing import Any
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import parts_of, rows_of
 from memplan.units import by_word
 

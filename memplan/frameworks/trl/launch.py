@@ -5,8 +5,8 @@ from typing import Any
 
 from memplan.frameworks.accelerate import reader as accelerate
 from memplan.frameworks.base import Draft, Keys
-from memplan.frameworks.documents import Settings, words
-from memplan.frameworks.launch import Launch
+from memplan.frameworks.commands.launch import Launch
+from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.shell.reader import Command
 
 LAUNCHER = words(

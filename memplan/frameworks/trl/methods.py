@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Origin
-from memplan.frameworks.documents import Settings
 from memplan.frameworks.draft import UNTIL, NotKnown
+from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.arguments import DEFAULTS
 from memplan.frameworks.trl.keys import COMMANDS, LOSSES, METHOD_KEYS, METHODS, MODEL, NOT_MODELLED
 from memplan.frameworks.trl.keys import TRAINER as TRL_TRAINER

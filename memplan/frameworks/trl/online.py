@@ -6,8 +6,8 @@ import re
 from functools import partial
 
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Keys, Origin
-from memplan.frameworks.documents import Settings
-from memplan.frameworks.generating import bound_server, put, put_engine, put_server, read_fields
+from memplan.frameworks.common.generating import bound_server, put, put_engine, put_server, read_fields
+from memplan.frameworks.files.documents import Settings
 from memplan.tables.trainer import version_key
 from memplan.units import ceil_div, pairs_of
 

@@ -6,8 +6,8 @@ makes all answers to one prompt, scores them in one forward, and takes the log-s
 import re
 
 from memplan.frameworks.base import ASSUMED, Keys, Origin
-from memplan.frameworks.documents import Settings
 from memplan.frameworks.draft import Draft
+from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.dialect_vision import SEES
 
 PIXELS = ("max_pixels", "min_pixels", "max_anyres_num")

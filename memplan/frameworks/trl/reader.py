@@ -9,8 +9,9 @@ from functools import partial
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, Settings
-from memplan.frameworks.following import own_loop, told_of
+from memplan.frameworks.commands.launch import Launch, launches, put_allocator
+from memplan.frameworks.files.documents import Document, Settings
+from memplan.frameworks.files.following import own_loop, told_of
 from memplan.frameworks.hugging_face import dialect_vision as hf_dialect_vision
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face import version as hf_version
@@ -22,7 +23,6 @@ from memplan.frameworks.hugging_face.dialect_names import HARMLESS as DIALECT_HA
 from memplan.frameworks.hugging_face.dialect_scripts import script_of
 from memplan.frameworks.hugging_face.methods import PAIRS, put_head
 from memplan.frameworks.hugging_face.switches import mapping
-from memplan.frameworks.launch import Launch, launches, put_allocator
 from memplan.frameworks.transformers import assume_one_gpu, only_launch, read_launcher
 from memplan.frameworks.trl.keys import HARMLESS, KNOWN_LOSSES, MARKS, METHODS, NOT_MODELLED
 from memplan.frameworks.trl.launch import LAUNCHER, read_trl_file, read_trl_launcher

@@ -5,7 +5,7 @@ transformers 5.23 masking_utils.py: find_packed_sequence_indices."""
 
 from memplan.frameworks.asking import GENERATES
 from memplan.frameworks.base import ASSUMED, Keys, Origin
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.trainers import find_trainer
 
 BEARING = {

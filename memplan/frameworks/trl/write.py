@@ -6,8 +6,8 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import CONFIG, files_of, run_script
 from memplan.frameworks.base import File, Writing
+from memplan.frameworks.files.quoting import shell_word
 from memplan.frameworks.hugging_face.write import arguments, attention, load_dtype
-from memplan.frameworks.quoting import shell_word
 from memplan.frameworks.trl.keys import METHODS
 from memplan.spec.allocator import conf_text
 from memplan.spec.generation import Generator

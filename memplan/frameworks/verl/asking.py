@@ -4,7 +4,7 @@ import re
 
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.deciding import subject_of
-from memplan.frameworks.documents import Settings, is_template, words
+from memplan.frameworks.files.documents import Settings, is_template, words
 from memplan.frameworks.verl.keys import ROLLOUT
 from memplan.spec.reading import Unread
 from memplan.spec.rollout import Rollout

@@ -6,8 +6,8 @@ utils/seqlen_balancing.py: rearrange_micro_batches."""
 import re
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.copies import in_copy
-from memplan.frameworks.generating import put
+from memplan.frameworks.common.generating import put
+from memplan.frameworks.project.copies import in_copy
 from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
 from memplan.units import ceil_div

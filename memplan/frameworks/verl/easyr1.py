@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from memplan.frameworks.copies import in_copy
-from memplan.frameworks.documents import Settings, words
+from memplan.frameworks.files.documents import Settings, words
+from memplan.frameworks.project.copies import in_copy
 from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
 from memplan.tables.texts import settings_in
 from memplan.units import pairs_of

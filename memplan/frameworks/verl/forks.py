@@ -2,7 +2,7 @@
 
 import re
 
-from memplan.frameworks.copies import in_copy
+from memplan.frameworks.project.copies import in_copy
 
 _CRITIC = re.compile(r"self\.use_critic = (True|False)")
 

@@ -5,8 +5,8 @@ trainer/fsdp_sft_trainer.py, workers/engine/fsdp/transformer_impl.py; 0.9
 trainer/config/rollout/rollout.yaml, workers/config/model.py."""
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.documents import Settings
-from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.own_words.names import bound_images
 from memplan.frameworks.verl.asking import known
 

@@ -4,8 +4,8 @@ Source: verl 0.2 to 0.9 workers/megatron_workers.py, utils/megatron_utils.py (Di
 gradients, no overlap), workers/engine/megatron/transformer_impl.py; trainer/config/engine/megatron.yaml."""
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.documents import is_template, words
-from memplan.frameworks.fsdp_keys import put_inner
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.files.documents import is_template, words
 from memplan.frameworks.megatron.keys import NOT_MODELLED, OTHER_NAMES, SIZES
 from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.keys import MODEL

@@ -6,7 +6,7 @@ about, so that a slip of the pen is noticed and what a new version adds is."""
 import re
 from functools import lru_cache
 
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
 from memplan.tables.texts import words_by_part
 
 _INNER = r"(?:fsdp_config|fsdp|engine|megatron|veomni|torchtitan|automodel|mindspeed)"

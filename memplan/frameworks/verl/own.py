@@ -1,9 +1,9 @@
 """What is said of a verl that lies in the project and does more than verl does (``own_code.py``)."""
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.copies import VERL
-from memplan.frameworks.own_code import code_of, own_entropy
-from memplan.frameworks.own_copies import warn_own_code
+from memplan.frameworks.project.copies import VERL
+from memplan.frameworks.project.own_code import code_of, own_entropy
+from memplan.frameworks.project.own_copies import warn_own_code
 from memplan.frameworks.verl.keys import ACTOR
 
 WORKERS = "verl/workers/fsdp_workers.py"

@@ -3,8 +3,8 @@
 import re
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.documents import is_template
-from memplan.frameworks.optimizer_classes import put_class
+from memplan.frameworks.common.optimizer_classes import put_class
+from memplan.frameworks.files.documents import is_template
 from memplan.frameworks.own_words.names import lora_targets
 from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.fsdp import read_fsdp, ulysses

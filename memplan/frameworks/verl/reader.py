@@ -9,9 +9,9 @@ from typing import Any
 
 from memplan.errors import NoTraining
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.critics import read_critic
+from memplan.frameworks.common.critics import read_critic
 from memplan.frameworks.deciding import no_less, subject_of
-from memplan.frameworks.documents import Document
+from memplan.frameworks.files.documents import Document
 from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.verl.asking import VerlKeys, gpus, settled
 from memplan.frameworks.verl.batch import KL, lengths_of, reference_key, update_batch

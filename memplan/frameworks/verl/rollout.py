@@ -5,11 +5,11 @@ Source: verl 0.4 to 0.9 trainer/config/rollout/rollout.yaml, workers/config/roll
 
 import re
 
-from memplan.frameworks import generating
 from memplan.frameworks.base import Keys
-from memplan.frameworks.fsdp_keys import put_inner
-from memplan.frameworks.generating import put, read_fields
-from memplan.frameworks.pinned import pinned
+from memplan.frameworks.common import generating
+from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.generating import put, read_fields
+from memplan.frameworks.project.pinned import pinned
 from memplan.frameworks.verl.asking import known
 from memplan.frameworks.verl.keys import ROLLOUT
 from memplan.tables.trainer import version_key

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings, is_template
-from memplan.frameworks.following import found_at, open_reference, program_at
-from memplan.frameworks.hydra import of_program
+from memplan.frameworks.commands.hydra import of_program
+from memplan.frameworks.files.documents import Document, Settings, is_template
+from memplan.frameworks.files.following import found_at, open_reference, program_at
 from memplan.frameworks.shell.reader import Word, scalar
 from memplan.frameworks.verl.names import sense
 

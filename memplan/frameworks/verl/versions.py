@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.frameworks.copies import in_copy
-from memplan.frameworks.documents import words
+from memplan.frameworks.files.documents import words
+from memplan.frameworks.project.copies import in_copy
 from memplan.frameworks.verl.source import ENGINE, RL, SFT, Given
 from memplan.tables.texts import settings_in, words_by_part
 from memplan.tables.trainer import version_key

@@ -8,15 +8,16 @@ reward.py, tools/train.py, entry_point.py, dataset/huggingface.py, configs/deeps
 import re
 from typing import Any
 
-from memplan.frameworks import deepspeed, processes
+from memplan.frameworks import deepspeed
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
-from memplan.frameworks.documents import Document, is_template, words
+from memplan.frameworks.commands import processes
+from memplan.frameworks.commands.launch import Launch
+from memplan.frameworks.common.optimizer_classes import found_class, put_class
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.launch import Launch
-from memplan.frameworks.optimizer_classes import found_class, put_class
+from memplan.frameworks.files.documents import Document, is_template, words
 from memplan.frameworks.own_words.names import OTHERS, lora_targets, module_names
-from memplan.frameworks.shipped import shipped
+from memplan.frameworks.project.shipped import shipped
 from memplan.frameworks.xtuner.source import last, of_document, starts, told
 
 METHODS = {"SupervisedFinetune": "sft", "DPO": "dpo", "ORPO": "orpo", "RewardModel": "reward"}

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memplan.frameworks.base import Draft
-from memplan.frameworks.documents import Document, Settings
+from memplan.frameworks.commands.launch import Launch, launches
 from memplan.frameworks.draft import NotKnown
-from memplan.frameworks.launch import Launch, launches
+from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.programs.follow import followed
 from memplan.frameworks.programs.run import Known
 from memplan.frameworks.programs.text import program_of

@@ -1,0 +1,1 @@
+"""One answer for each file, of however many."""

@@ -1,0 +1,1 @@
+"""What several frameworks say alike, read once for all of them."""

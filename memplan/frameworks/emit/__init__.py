@@ -1,0 +1,1 @@
+"""Files to run: written, or changed where they stand, and read back."""

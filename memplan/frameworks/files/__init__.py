@@ -1,0 +1,1 @@
+"""What lies on disk, opened with care: documents, the files that they name, and values put back into them."""
