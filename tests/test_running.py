@@ -48,6 +48,7 @@ def one_by_one(
     streams: Mapping[int, int],
     used_by: Mapping[int, tuple[int, ...]],
     blocks: dict[int, Block],
+    kinds: object,
     until: float,
 ) -> int:
     """``run`` by the allocator's own methods."""
@@ -111,5 +112,5 @@ def test_a_copy_goes_on_as_if_it_had_begun_on_its_card(
 def test_it_stops_before_the_request_that_might_reserve_more() -> None:
     allocator, blocks = CachingAllocator(), dict[int, Block]()
     events = [(0, 30 * MiB), (0, -30 * MiB), (1, 30 * MiB), (2, 30 * MiB), (3, 512)]
-    assert run(allocator, events, {}, {}, blocks, 55 * MiB) == 2
+    assert run(allocator, events, {}, {}, blocks, {}, 55 * MiB) == 2
     assert (allocator.reserved, list(blocks)) == (30 * MiB, [1])

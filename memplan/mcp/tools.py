@@ -235,7 +235,10 @@ def with_job(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _short(part: Mapping[str, Any], inner: Mapping[str, list[str]]) -> dict[str, Any]:
     kinds = [kind for kind in part.get("anyOf", [part]) if kind.get("type") != "null"]
     names = [name for kind in kinds if "$ref" in kind for name in inner[kind["$ref"].rpartition("/")[2]]]
-    text = str(part.get("description", "")) + (f" Keys: {', '.join(names)}." if names else "")
+    text = str(part.get("description", ""))
+    head, _, some = text.rstrip(".").partition(": ")
+    text = f"{head}." if some and set(some.split(", ")) <= {*names, "…"} else text  # all are named
+    text += f" Keys: {', '.join(names)}." if names else ""
     found: dict[str, Any] = {"description": text} if text else {}
     choices = [choice for kind in kinds for choice in kind.get("enum", ())]
     typed = ("object" if "$ref" in kind else kind.get("type") for kind in kinds)

@@ -233,6 +233,8 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
     at_most = bound or any(each.above and each.decides for each in given.unread)
     needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
+    if worse and at_most and report.unclear:  # which says nothing else of the worst
+        worse, needed = 0, verdict.high_bytes
     above = "at most " if at_most and not worse else ""
     needs = f"{above}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
     hint, where = "", given.origins.get("batch_size", "")
