@@ -30,6 +30,7 @@ RANK = 16
 BF16 = Mode(Numerics(2), Operators("sdpa"))
 EAGER = Mode(Numerics(2), Operators("eager"))
 PADDED = Mode(Numerics(2), Operators("sdpa"), padded=True)
+UNPADDED = Mode(Numerics(2), Operators("flash"), padded=True)
 MATH = Mode(Numerics(2), Operators("math"))
 AUTOCAST = Mode(Numerics(4, autocast=2), Operators("sdpa"))
 AUTOCAST_EAGER = Mode(Numerics(4, autocast=2), Operators("eager"))
@@ -110,6 +111,7 @@ LLAMA: dict[str, tuple[Mode, Formula]] = {
     "bf16 flash": (BF16, lambda x: 16 * x.h + attention_flash(x) + 8 * x.F + 8),
     "bf16 eager": (EAGER, lambda x: 16 * x.h + attention_eager(x) + 8 * x.F + 8),
     "bf16 padded": (PADDED, lambda x: 16 * x.h + 8 * x.q + 8 * x.F + 4 * x.H + 2 * x.s + 8),
+    "bf16 padded flash": (UNPADDED, lambda x: 16 * x.h + attention_flash(x) + 2 * x.q + 8 * x.F + 8),
     "bf16 math": (MATH, lambda x: 16 * x.h + 14 * x.q + 8 * x.F + 4 * x.H * x.s + 8),
     "fp32 math": (FP32, lambda x: 24 * x.h + 16 * x.q + 16 * x.F + 4 * x.H * x.s + 8),
     "autocast flash": (AUTOCAST, lambda x: 26 * x.h + attention_flash(x) + 8 * x.F + 8),

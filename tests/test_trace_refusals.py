@@ -67,6 +67,10 @@ REFUSED: dict[str, dict[str, Any]] = {
             {"method": "dpo", "loss_head": "fused", "pair_pass": "split"},
             "loss_head: fused is not traced with pair_pass",
         ),
+        (
+            {"model": "idefics2-8b", "attention": "flash", "images": {"width": 500, "height": 1000}},
+            "flash removes padding, of text or images",
+        ),
         ({"attention": "flash", "precision": "fp32"}, "attention: flash has no kernels for fp32"),
     ],
 )

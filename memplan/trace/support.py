@@ -53,10 +53,9 @@ def check(recipe: Recipe) -> None:
     _check_online(recipe)
     if recipe.provenance.job.get("images") and recipe.model.tower is None:
         raise InvalidJob(f"images: {recipe.model.family} has no vision tower to trace", "leave images out")
-    if recipe.operators.attention == "flash" and recipe.batch.padded:
-        raise InvalidJob(
-            "attention: flash on padded batches removes the padding, which depends on the data", "use attention sdpa"
-        )
+    images = recipe.batch.images
+    if recipe.operators.attention == "flash" and (recipe.batch.padded or (images is not None and images.masked)):
+        raise InvalidJob("attention: flash removes padding, of text or images, by the data", "use attention sdpa")
     if recipe.operators.attention == "flash" and not recipe.numerics.autocast and recipe.numerics.itemsize > 2:
         raise InvalidJob("attention: flash has no kernels for fp32", "use attention sdpa")
     if recipe.storage.gradient_itemsize != recipe.storage.precision.weights:

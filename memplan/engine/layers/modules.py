@@ -115,6 +115,11 @@ class Mode(NamedTuple):
         return self.quantised is not None and self.residual_itemsize > max(self.numerics.itemsize, self.widths.stream)
 
     @property
+    def unpads(self) -> bool:
+        """Flash attention runs over what is not padding; but Unsloth's own attention is given no mask."""
+        return self.padded and self.operators.attention == "flash" and self.operators.kernels.adapters != "fused"
+
+    @property
     def adapts_embedding(self) -> bool:
         """Adapters beside the embedding, or rows of it that are trained."""
         adapter = self.adapter

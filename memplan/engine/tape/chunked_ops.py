@@ -54,7 +54,7 @@ def segment_sum(tape: Tape, x: Tensor, length: int, label: str) -> Tensor:
 
 
 def pad(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
-    """``F.pad`` along the sequence, a copy even of nothing; its gradient is cut out into a copy."""
+    """``F.pad``, or what takes padding out: a copy even of nothing, and so is its gradient."""
     return tape.new(dim, x.itemsize, label, tape.node((x,), (), ops.own(x)))
 
 

@@ -1,5 +1,6 @@
 """Attention as one kernel."""
 
+from memplan.engine.tape.chunked_ops import pad
 from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.ops import FP32
 from memplan.engine.tape.tags import KERNELS, Dim
@@ -15,9 +16,16 @@ def fused_attention(
     out: Dim,
     bias: Tensor | None = None,
     grouped: bool = False,
+    *,
+    unpads: bool = False,
 ) -> Tensor:
     """Flash or memory-efficient attention: saves q, k, v, its result, an fp32 log-sum-exp per head, and a bias.
-    ``grouped``: heads of queries share keys and values."""
+    ``grouped``: heads of queries share keys and values. ``unpads``: these are copies without padding, and the result is
+    put into zeros of all tokens (transformers 5.24 ``modeling_flash_attention_utils.py``: _upad_input, _pad_input);
+    counted as if nothing were padded, without the 8 bytes of each token's place."""
+    if unpads:
+        q, k, v = (pad(tape, x, x.dim, "without padding") for x in (q, k, v))
+        return pad(tape, fused_attention(tape, q, k, v, statistics, out, bias, grouped), out, "attention output")
     sizes = tuple((x.dim, x.itemsize, x.needs_grad) for x in (q, k, v))
     result = tape.result("attention", out, q.itemsize, "attention output")
     lse = tape.result("attention", statistics, FP32, "attention log-sum-exp")

@@ -154,7 +154,7 @@ def fused(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     if chosen == "efficient" and (p.mode.padded or mixer.indexed):
         bias = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
-    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), out_dim, bias)
+    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), out_dim, bias, unpads=p.mode.unpads)
     return ops.copy(tape, out, "attention output") if chosen == "flash" else out
 
 

@@ -53,7 +53,7 @@ def sdpa(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
         bias = Tensor(scores_of(p, mixer), one.itemsize, one.storage)
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
     grouped = k.dim.elements < q.dim.elements
-    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias, grouped)
+    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), q_dim, bias, grouped, unpads=p.mode.unpads)
     if mixer.rotary == "concatenated" and kernel == "flash" and not p.mode.operators.kernels.rotary:
         return ops.copy(tape, out, "attention output")
     return out

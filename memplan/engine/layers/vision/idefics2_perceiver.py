@@ -141,7 +141,7 @@ def kernel(r: Reader, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = repeated(r, k, "repeated keys"), repeated(r, v, "repeated values")
         bias = aligned_bias(tape, p.tokens, r.both.length, itemsize)
     q, k, v = (ops.autocast_input(tape, each) for each in (q, k, v))
-    return fused_attention(tape, q, k, v, p.dim("H", spec.num_heads), q.dim, bias)
+    return fused_attention(tape, q, k, v, p.dim("H", spec.num_heads), q.dim, bias, unpads=p.mode.unpads)
 
 
 def repeated(r: Reader, x: Tensor, label: str) -> Tensor:

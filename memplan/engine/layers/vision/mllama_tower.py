@@ -13,9 +13,9 @@ from memplan.engine.layers.vision.tower_ends import Made, TowerPlan, peak, run_b
 from memplan.engine.layers.vision.vit_block import TILES, vit_block
 from memplan.engine.pass_plan import TowerTrace
 from memplan.engine.tape import ops
+from memplan.engine.tape.chunked_ops import pad
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim, Log, Tag
-from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Part
 from memplan.spec.vision import BlockRun
 
@@ -71,12 +71,7 @@ def embedded(plan: TowerPlan, by_tile: Pass, p: Pass, held: list[Tensor]) -> Ten
     del rows, token  # apply_class_embedding returns
     x = gated_positions(by_tile, tower.embedding, x)
     x = norm(by_tile, tower.embedding.norms[0], x, "h")
-    return padded(tape, x, p.dim("h", tower.width))
-
-
-def padded(tape: Tape, x: Tensor, dim: Dim) -> Tensor:
-    """``F.pad``, which copies whatever it adds, and so does its gradient."""
-    return tape.new(dim, x.itemsize, "padded states", tape.node((x,), (), ops.own(x)))
+    return pad(tape, x, p.dim("h", tower.width), "padded states")
 
 
 def through(p: Pass, run: BlockRun, x: Tensor, first: int) -> list[Tensor]:

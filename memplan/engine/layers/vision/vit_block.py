@@ -88,7 +88,7 @@ def attend(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
         return _eager(p, mixer, q, k, v)
     q, k, v = (ops.autocast_input(p.tape, each) for each in (q, k, v))
     bias = _bias(p, mixer, q.itemsize) if p.mode.operators.attention == "sdpa" else None
-    return fused_attention(p.tape, q, k, v, p.dim("H", mixer.num_heads), q.dim, bias), None
+    return fused_attention(p.tape, q, k, v, p.dim("H", mixer.num_heads), q.dim, bias, unpads=p.mode.unpads), None
 
 
 def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
