@@ -73,14 +73,18 @@ def repeating_keys(repeats: bool) -> Iterator[None]:
 
 
 @contextmanager
-def whole_rows(padded: bool, encodes: bool = False) -> Iterator[None]:
+def whole_rows(padded: bool, encodes: bool = False, flash: bool = False) -> Iterator[None]:
     """A mask of the batch is all ones, unless the job is padded: what fake numbers do not say. ``encodes``: the batch's
-    mask is the encoder's, and the decoder makes one of ones."""
+    mask is the encoder's, and the decoder makes one of ones. ``flash``: that kernel, which SDPA runs here, is given no
+    mask of whole rows, since a window is one of its arguments (``flash_attention_mask``)."""
     asked = ["_ignore_causal_mask_sdpa"] * (encodes or not padded) + ["_ignore_bidirectional_mask_sdpa"] * (not padded)
     with ExitStack() as stack:
         for name in asked:
             answer = partial(_without_padding, getattr(masking_utils, name))
             stack.enter_context(mock.patch.object(masking_utils, name, answer))
+        if flash:
+            made = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+            stack.enter_context(mock.patch.dict(made, sdpa=lambda *_, **__: None))
         if not padded:
             stack.enter_context(mock.patch.object(masking_utils, "is_tracing", _no))
             stack.enter_context(mock.patch.object(torch, "all", _all_of_a_mask))

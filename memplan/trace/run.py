@@ -53,7 +53,8 @@ def run(
             stack.enter_context(naming_buffers(tracker))
             stack.enter_context(tracker.watching_resizes())
         stack.enter_context(fake_device(device) if fake else real_device())
-        stack.enter_context(whole_rows(recipe.batch.padded, recipe.model.encoder is not None))
+        flash = recipe.operators.attention == "flash"
+        stack.enter_context(whole_rows(recipe.batch.padded, recipe.model.encoder is not None, flash))
         stack.enter_context(repeating_keys(recipe.trainer.models.repeats_sdpa))
         if recipe.quantised is not None:
             stack.enter_context(quantised.dequantising())

@@ -28,7 +28,10 @@ JOBS = [
     job(SMALL, **AMP, attention="eager"),
     job(SMALL, padded=True),
     job(SMALL, {"head_dim": 288}),
-    job(SMALL, {"model_type": "mistral", "sliding_window": 128}, **FULL),
+    *(
+        job(SMALL, {"model_type": "mistral", "sliding_window": 128}, **FULL, attention=each)
+        for each in ("sdpa", "flash")
+    ),
     *(job(SMALL, method=method) for method in ("reward", "dpo", "kto", "orpo", "simpo")),
     *(job(SMALL, method="dpo", pair_pass=schedule) for schedule in ("two-forward", "split", "gradcache")),
     job(SMALL, method="simpo", pair_pass="split", gradient_accumulation_steps=2, **FULL),
