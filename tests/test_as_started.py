@@ -215,6 +215,10 @@ def test_how_gpus_share_the_work_is_the_launchers_to_say() -> None:
     found = check_file("a.yaml", four)
     assert (found.fits, found.job["sharding"]) == ("yes", "zero3"), found.text
     assert any("zero3" in each and "as run.sh starts it" in each for each in found.assumed)
+    Path("a.yaml").write_text("base_model: Qwen/Qwen2.5-0.5B\nlr: 0.1\nbf16: true\nmax_steps: 9\noutput_dir: x\n")
+    Path("z3.yaml").write_text("zero_optimization: {stage: 3}\n")  # DeepSpeed's, which accelerate refuses
+    texts_of.cache_clear()
+    assert "run.sh, line 1: config_file: z3.yaml" in check_file("a.yaml", {**four, "sequence_length": 64}).text
 
 
 def test_a_script_whose_program_is_not_read_is_no_launchers_own_file() -> None:

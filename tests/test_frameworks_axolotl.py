@@ -180,6 +180,10 @@ def test_what_is_not_understood_is_named_with_its_line(tmp_path: Path) -> None:
     assert any("line 19: relora" in line for line in warnings)
     unread = read(tmp_path, f"{QLORA}fp8: true\n").unread
     assert {(each.key, each.decides) for each in unread} >= {("fp8", "quantisation")}
+    unread = read(
+        tmp_path, QLORA.replace("NousResearch/Llama-3.2-1B", "mine/VL") + "processor_type: AutoProcessor\n"
+    ).unread
+    assert {each.asks for each in unread} >= {"sequence_length", "images"}  # rows of its processor are cut nowhere
     with pytest.raises(InvalidJob, match=r"line 18: rl: ebft is not modelled"):
         read(tmp_path, f"{QLORA}rl: ebft\n")
 

@@ -112,6 +112,8 @@ def test_a_method_in_the_middle_of_a_trainers_name_is_seen() -> None:
     found = walked(program)
     assert found.fits == "unclear"
     assert "trains by grpo with code of its own" in found.text
+    found = checked("train_dpo.py", HEAD + program.replace("Qwen2VLGRPOTrainer", "Mine"), sequence_length=512)
+    assert "Mine trains by dpo with code of its own" in found.text
 
 
 JOB = {"model": "qwen2.5-0.5b", "method": "sft", "trainer": "transformers", "precision": "bf16", "batch_size": 2,

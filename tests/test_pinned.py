@@ -34,6 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("pyproject.toml", '[project]\ndependencies = ["trl>=0.9,<1.0"]\n', "0.29"),
         ("requirements.txt", "# trl==0.9\ntrl-extras==0.1\n", ""),
         ("pyproject.toml", '[project]\ndependencies = [\n  "torch",\n  "trl==0.15.2",\n]\n', "0.15.2"),
+        ("pyproject.toml", '[project]\ndependencies = [\n  "trl (==0.15.0)",\n]\n', "0.15.0"),
         ("pyproject.toml", '[tool.poetry.dependencies]\ntrl = "~0.8.6"\ntransformers = "^4.40"\n', "0.8.6"),
         ("pyproject.toml", '[tool.poetry.dependencies]\ntrl = { version = "0.8.6", extras = ["peft"] }\n', "0.8.6"),
         ("setup.py", "setup(install_requires=['torch', 'trl==0.7.4', 'peft'])\n", "0.7.4"),

@@ -4,13 +4,16 @@ Source: axolotl 0.19 utils/schemas/config.py (check_auto_enable_lora_kernels, at
 (_configure_embedding_dtypes), loaders/patch_manager.py (_apply_sdpa_varlen_patch), core/builders/causal.py."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from memplan.frameworks.asking import GENERATES
 from memplan.frameworks.axolotl.keys import GONE, NO_LESS
 from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.common.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.common.local_models import check_vocabulary
 from memplan.frameworks.common.row_making import read_rows
 from memplan.frameworks.files.documents import Settings
+from memplan.frameworks.hugging_face.towers import reads_text_alone
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 PLUGINS = (
@@ -61,6 +64,7 @@ def read_switches(keys: Keys, method: str) -> None:
         keys.put("padded", True, "sdpa_varlen")  # documents of a row are told apart by a 4-D mask
     keys.skip("sample_packing", "sdpa_varlen")
     read_rows(keys)
+    _images(keys, method)
     if keys.flag("use_ray") and (keys.whole("ray_num_workers") or 1) > 1:
         keys.put("num_gpus", keys.whole("ray_num_workers"), "ray_num_workers")
     keys.skip("use_ray", "ray_num_workers")
@@ -69,6 +73,15 @@ def read_switches(keys: Keys, method: str) -> None:
             keys.warn(key, "keys and values are counted as they pass around torch's ring")
         keys.skip(key)
     keys.draft.finishers["embeddings"] = _wide_ends
+
+
+def _images(keys: Keys, method: str) -> None:
+    """A processor's rows are made when they are trained on, and cut nowhere (utils/collators/mm_chat.py)."""
+    draft, where = keys.draft, keys.settings.where("processor_type")
+    if not keys.has("processor_type") or method != "sft" or reads_text_alone(draft.now("model")):
+        return
+    draft.ask("sequence_length", where, "of a processor's rows nothing is cut: they are as long as the data")
+    draft.finishers[IMAGES] = partial(fill_packed, where, "processor_type", False)
 
 
 def _config_changes(keys: Keys) -> None:

@@ -54,7 +54,8 @@ def first_started(
         except NotKnown as error:
             asked = asked or error
             continue
-        except MemplanError:
+        except MemplanError as error:
+            asked = asked or NotKnown(error.message, error.hint or "mend what starts it")
             continue
         if given is not None and config and _reads_none(training, document, given):
             continue

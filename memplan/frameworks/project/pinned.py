@@ -26,11 +26,11 @@ MAX_BYTES = 4 * 1024 * 1024
 _OF = "(trl|transformers|llamafactory|vllm|bitsandbytes|torch)"
 _LOCKED = re.compile(rf'^name = "{_OF}"\nversion = "(\d[\w.]*)"', re.MULTILINE)
 _NEEDED = re.compile(
-    rf"^[ \t\"'-]*{_OF}(?:\[[\w,\s-]*\])?\s*((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)",
+    rf"^[ \t\"'-]*{_OF}(?:\[[\w,\s-]*\])?\s*\(?((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)",
     re.MULTILINE,
 )
-_LISTED = re.compile(rf"[\"']{_OF}(?:\[[\w,\s-]*\])?\s*((?:(?:==|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)[\"';]")
-"""Of a list on one line: ``install_requires=["torch", "trl==0.11.4"]``."""
+_LISTED = re.compile(rf"[\"']{_OF}(?:\[[\w,\s-]*\])?\s*\(?((?:(?:==|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)\)?[\"';]")
+"""Of a list on one line: ``install_requires=["torch", "trl==0.11.4"]``; Poetry writes ``"trl (==0.11.4)"``."""
 _INSTALLED = re.compile(rf"\b{_OF}(?:\[[\w,]+\])?\s*==\s*v?(\d[\w.]*\w)")
 _POETRY = re.compile(rf"^{_OF}\s*=\s*(?:\{{[^}}\n]*version\s*=\s*)?\"([~^=]{{0,2}})(\d[\w.]*)", re.MULTILINE)
 

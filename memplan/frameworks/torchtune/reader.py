@@ -7,6 +7,7 @@ of FSDP2, of FSDP1 until 0.2. Source: torchtune 0.7 recipes/*.py, training/_dist
 from collections.abc import Mapping
 
 from memplan.errors import InvalidJob, MemplanError
+from memplan.frameworks.asking import WRITE
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.common.optimizer_classes import put_class
@@ -16,6 +17,7 @@ from memplan.frameworks.torchtune import keys as table
 from memplan.frameworks.torchtune.keys import COMPONENT
 from memplan.frameworks.torchtune.launch import Run, of_comment, of_config, of_script, runs
 from memplan.frameworks.torchtune.model import put_model
+from memplan.frameworks.trl.methods import method_of_class
 from memplan.models import load_model
 
 
@@ -156,7 +158,8 @@ def _loss(keys: Keys, method: str) -> str:
     old = str(keys.get(f"checkpointer{COMPONENT}")).startswith("torchtune.utils.")
     version = "0.2" if old else table.LOSSES.get(component) or "0.7"
     if method == "sft" and component not in table.LOSSES:
-        keys.warn(at, f"{component[:60]} is no loss of torchtune's that is known", "loss")
+        decides = ("method", WRITE) if method_of_class(component.rpartition(".")[2]) else ("loss",)
+        keys.warn(at, f"{component[:60]} is no loss of torchtune's that is known", *decides)
     elif method == "sft" and component == "torch.nn.CrossEntropyLoss" and not old:
         keys.put("loss_head", "cross-entropy", at)
     chunks = keys.whole("loss.num_output_chunks") or CHUNKS

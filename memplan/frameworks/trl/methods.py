@@ -23,6 +23,18 @@ def method_of(name: str) -> str:
     return ""
 
 
+_WORDS = re.compile(
+    r"(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])|(?<=GRPO)(?=VLLM)"
+    r"|(?<=[A-Z])(?=(?:GRPO|RLOO|ORPO|DPO|PPO|KTO)(?:[A-Z][a-z]|VLLM|_|$))"
+)
+"""Where a class's name has a new word: `VLGRPOTrainer` is VL, GRPO and Trainer."""
+
+
+def method_of_class(name: str) -> str:
+    """'ORPOLoss' -> 'orpo'; empty where no word of it is a method."""
+    return method_of(_WORDS.sub("_", name))
+
+
 def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Origin]:
     """The trainer that a file of arguments is for. Raises NotKnown where nothing says it."""
     if "method" in draft.options:

@@ -11,17 +11,12 @@ from memplan.frameworks.programs.losses.bound import Found, check_rows
 from memplan.frameworks.programs.losses.tensors import NotBounded
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Class, Function, Thing
-from memplan.frameworks.trl.methods import method_of
+from memplan.frameworks.trl.methods import method_of, method_of_class
 from memplan.units import ceil_div
 
 ROWS = re.compile(r"SequenceClassification")
 """Classes whose head scores a row."""
 CLASSES = re.compile(r"(?:Sequence|Token)Classification|MultipleChoice")
-WORDS = re.compile(
-    r"(?<=[a-z])(?=[A-Z])|(?=[A-Z][a-z])|(?<=GRPO)(?=VLLM)"
-    r"|(?<=[A-Z])(?=(?:GRPO|RLOO|ORPO|DPO|PPO|KTO)(?:[A-Z][a-z]|VLLM|_|$))"
-)
-"""Where a class's name has a new word: `VLGRPOTrainer` is VL, GRPO and Trainer."""
 OWN_BATCH = ("", "sft", "distill")
 """Methods that the name of a trainer may speak of whose batch has one row for each example."""
 FEW_STATES = 5
@@ -107,16 +102,15 @@ def _collator(trainer: Thing) -> Class | Function | None:
 
 def named_method(trainer: Thing) -> str:
     """The method that the name of a program's own trainer speaks of."""
-    name = trainer.own.node.name if trainer.own else ""
-    return method_of(WORDS.sub("_", name))
+    return method_of_class(trainer.own.node.name) if trainer.own else ""
 
 
 def put_unread(trainer: Thing, changed: str, where: str, what: str, draft: Draft) -> None:
     """A loss of the program's own that is not read."""
     name = trainer.own.node.name if trainer.own else trainer.last
-    if TRAINERS[trainer.last] == "transformers" and named_method(trainer) not in ("", "sft"):  # a DPOTrainer of its own
-        draft.warn(
-            changed, where, f"{name} trains by {named_method(trainer)} with code of its own{what}", "method", WRITE
-        )
+    files = (method_of(str(each).partition(", line ")[0]) for each in (where, trainer.place))
+    method = named_method(trainer) or next(filter(None, files), "")  # a DPOTrainer of its own, or one in dpo_trainer.py
+    if TRAINERS[trainer.last] == "transformers" and method not in ("", "sft"):
+        draft.warn(changed, where, f"{name} trains by {method} with code of its own{what}", "method", WRITE)
     else:
         draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read{what}", "loss")
