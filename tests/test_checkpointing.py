@@ -202,6 +202,10 @@ LLAMA4 = {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_
         ({"gradient_checkpointing": "every:x"}, "gradient_checkpointing: 'every:x' names no number of layers"),
         ({"gradient_checkpointing": "some"}, "gradient_checkpointing: unknown value 'some'"),
         ({**SELECTIVE, "gradient_checkpointing_reentrant": True}, "gradient_checkpointing_reentrant: selective"),
+        (
+            {"model": "gemma-4-31b", "gradient_checkpointing": "every:2", "gradient_checkpointing_reentrant": True},
+            "gradient_checkpointing_reentrant: true frees no step of gemma4",
+        ),
         ({**SELECTIVE, "lora": {"dora": True}}, "gradient_checkpointing: selective is not modelled with DoRA"),
         ({**SELECTIVE, "quantization": "nf4", "lora": {}}, "gradient_checkpointing: selective is not modelled over"),
         ({**SELECTIVE, "precision": "fp32"}, "gradient_checkpointing: selective is not modelled with fp32 sdpa"),

@@ -149,12 +149,24 @@ def _reentrant(
 
 def _check_shared_states(spec: ModelSpec, again: Recompute, rests: bool) -> None:
     """Raise InvalidJob where several layers read one tensor with a graph: each checkpoint's backward would run it.
-    What a tower that ``rests`` makes has none."""
+    What a tower that ``rests`` makes has none. And where keys that a layer hands on lead back to a checkpoint, which
+    holds what they are handed on in (its ``run_function``): no collector sees such a cycle through autograd's nodes
+    (transformers 5.24 modeling_gemma4.py: shared_kv_states; torch 2.13 utils/checkpoint.py)."""
     if again.is_partial and any(getattr(mixer, "reads", "") for mixer in spec.mixers):
         raise InvalidJob(
             f"gradient_checkpointing_reentrant: true cannot run {spec.family} with some of its layers checkpointed: "
             "each that reads keys of a layer that is not would run that one's backward, which torch refuses the second "
             "time",
+            "use gradient_checkpointing_reentrant: false, or gradient_checkpointing: full",
+        )
+    covered = [again.covers(i) for i in range(spec.num_layers)]
+    if any(
+        getattr(layer.mixer, "makes_kv", "") and not covered[i] and any(covered[:i])
+        for i, layer in enumerate(spec.layers())
+    ):
+        raise InvalidJob(
+            f"gradient_checkpointing_reentrant: true frees no step of {spec.family} with some of its layers "
+            "checkpointed: keys of a layer that is not, and the checkpoints below it, hold each other for good",
             "use gradient_checkpointing_reentrant: false, or gradient_checkpointing: full",
         )
     if not rests and any(mixer.kind == "image-cross" for mixer in spec.mixers):
