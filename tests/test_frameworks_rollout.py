@@ -123,8 +123,10 @@ def test_what_generates_is_read(tmp_path: Path, text: str, said: dict[str, Any])
 def test_vllm_s_first_engine_is_what_the_environment_asks_for(tmp_path: Path, before: str, version: str | None) -> None:
     """Of verl 0.5, with vLLM 0.8.5: its profile run is of 256 sequences on any card."""
     gap = " " if before.endswith("--") else "\n"
-    found = read(tmp_path, f"{before}{gap}{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.layered_summon=True")
-    assert rollout(found).get("engine_version") == version
+    text = f"{before}{gap}{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.layered_summon=True"
+    assert rollout(read(tmp_path, text)).get("engine_version") == version
+    (tmp_path / "requirements.txt").write_text("vllm==0.11.0\n", encoding="utf-8")
+    assert rollout(read(tmp_path, text)).get("engine_version") is None
 
 
 def test_a_server_s_cards_are_not_the_trainer_s(tmp_path: Path) -> None:

@@ -462,6 +462,8 @@ def test_scores_of_more_tokens_than_the_update_on_megatron(tmp_path: Path) -> No
 def test_a_validation_alone_trains_nothing(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(f"{RL} +trainer.val_only=True\n", encoding="utf-8")
     assert check_file(str(tmp_path / "run.sh"), {"gpu": "h100-80gb"}).fits == "skipped"
+    (tmp_path / "config.yaml").write_text(EASY.replace("nnodes: 1", "val_only: true"), encoding="utf-8")
+    assert check_file(str(tmp_path / "config.yaml"), {"gpu": "h100-80gb"}).fits == "skipped"
 
 
 def test_an_engine_of_a_forks_own_class_is_the_engine(tmp_path: Path) -> None:
@@ -479,7 +481,9 @@ def test_a_name_of_data_or_of_the_reference_is_no_doubt(tmp_path: Path, more: st
 
 def test_turns_of_a_forks_own_may_lengthen_sequences(tmp_path: Path) -> None:
     assert deciding(read(tmp_path, f"{RL} {R}num_turns=2")) == {f"{R}num_turns": "lengths"}
-    assert deciding(read(tmp_path, f"{RL} {R}agent.max_turns=2")) == {}
+    assert deciding(read(tmp_path, f"{RL} {R}max_gen_round=3")) == {f"{R}max_gen_round": "lengths"}
+    assert deciding(read(tmp_path, f"{RL} {R}response_length_total=2048")) == {f"{R}response_length_total": "lengths"}
+    assert deciding(read(tmp_path, f"{RL} {R}agent.max_turns=2 {R}response_length_total=512")) == {}
     budget = f"{A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=8192"
     assert deciding(read(tmp_path, f"{RL} {R}num_turns=2 {budget}")) == {}
 

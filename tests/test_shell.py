@@ -50,6 +50,8 @@ def test_sums(text: str, words: str) -> None:
             "run --b 4",
         ),
         ('M=4\nrun $([ "$M" = 5 ] && echo --d || echo --e) $([ -n "$(NOBODY)" ] && echo --f)', "run --e --f"),
+        ("D=$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)\nrun $D", "run gpu"),
+        ("if command -v npu-smi > /dev/null; then D=npu; else D=gpu; fi\nrun $D", "run gpu"),
         ("run --a 1 `# a remark between arguments` --b 2", "run --a 1 --b 2"),
         ("IFS=, read -ra G <<< '0,1,2'\nrun ${#G[@]} $(echo 0,1 | tr ',' '\\n' | wc -l)", "run 3 2"),
         ("G=0,1,2\nrun $(echo $G | awk -F, '{print NF}') $(basename a/b.sh .sh) $(dirname a/b)", "run 3 b a"),

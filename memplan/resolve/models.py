@@ -155,8 +155,12 @@ def other_models(
         itemsize = stored.precision.weights if follows else DTYPE_BYTES[stored.precision.dtype]
         models.append(Resident("reference", spec, itemsize, sharded, own.frozen, base.quantised))
     others = (extra for extra in job.extra_models if extra.role != "critic" and not extra.rollout)
-    models.extend(_extra(extra, own, split.ranks > 1 and split.name == "zero3") for extra in others)
-    models.extend(reward_model(job, method, trainer, spec, stored.compute_itemsize, notes))
+    divides = split.ranks > 1 and split.name == "zero3"
+    models.extend(_extra(extra, own, divides) for extra in others)
+    models.extend(
+        each._replace(sharded=divides)
+        for each in reward_model(job, method, trainer, spec, stored.compute_itemsize, notes)
+    )
     return OtherModels("adapter" if kind == "second-adapter" else kind, tuple(models))
 
 
@@ -170,11 +174,12 @@ def _reference_reason(kind: str) -> str:
 
 
 def _extra(extra: Any, own: Reference, divides: bool) -> Resident:
-    """``divides``: an engine of ZeRO-3's own divides the teacher (trl 1.16 models/utils.py: prepare_deepspeed)."""
+    """``divides``: an engine of ZeRO-3's own divides each (trl 1.16 models/utils.py: prepare_deepspeed, of its
+    grpo_trainer.py too; OpenRLHF 0.8 utils/deepspeed/deepspeed.py: get_ds_eval_config)."""
     spec, itemsize = load_model(extra.model), DTYPE_BYTES[extra.precision or "bf16"]
     if extra.role == "reward":
-        return Resident(extra.role, spec.as_reward_model(), itemsize, False)
-    return Resident(extra.role, spec, itemsize, divides and extra.role == "teacher", own.frozen)
+        return Resident(extra.role, spec.as_reward_model(), itemsize, divides)
+    return Resident(extra.role, spec, itemsize, divides, own.frozen)
 
 
 def trained_without_dropout(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> ModelSpec:

@@ -13,6 +13,7 @@ from memplan.frameworks.commands.slurm import slurm_variables
 from memplan.frameworks.shell.builtins import ASSIGNED, BUILTINS, DECLARES
 from memplan.frameworks.shell.calls import Calls, takes_script
 from memplan.frameworks.shell.fields import UNKNOWN, Value, shown, unknown
+from memplan.frameworks.shell.filters import NO_GPUS
 from memplan.frameworks.shell.nodes import Block, Branch, Chain, Choice, Function, Loop, Node, Simple
 from memplan.frameworks.shell.parts import parse
 from memplan.frameworks.shell.patterns import braced
@@ -272,7 +273,7 @@ class _Running(Calls):
             return ""
         own = self.given(node.words[:start])
         name, rest = words[0].text, words[1:]
-        self.status = "ran"
+        self.status = False if NO_GPUS.search(" ".join(each.text for each in words)) else "ran"
         if name in STOPS:
             self.gives_up = self.resubmits or any(word.text not in ("0", "$?") for word in rest)
             return name

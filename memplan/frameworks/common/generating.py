@@ -15,8 +15,9 @@ from memplan.frameworks.commands.launch import Launch, launch_of
 from memplan.frameworks.commands.processes import VISIBLE
 from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.files.documents import Document, Settings, is_template
+from memplan.frameworks.project.pinned import pinned
 from memplan.tables.engine_defaults import taken_by
-from memplan.tables.engines import FIRST, runs_first
+from memplan.tables.engines import FIRST, runs_first, version_of
 from memplan.units import ceil_div, pairs_of
 
 _HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "fp16": "fp16"}
@@ -101,17 +102,18 @@ def put_engine(keys: Keys, name: str, key: str, *, separate: bool | None = None,
         put(keys, "process", "own" if own else "same", key)
     keys.draft.finishers["engine's lengths"] = partial(_bound_lengths, keys.settings.path)
     if name == "vllm":
-        keys.draft.finishers["engine's generation"] = _first_engine
+        keys.draft.finishers["engine's generation"] = partial(_first_engine, keys.settings.path)
 
 
-def _first_engine(draft: Draft) -> None:
-    """vLLM's first engine, where the command's environment asks for it."""
+def _first_engine(path: str, draft: Draft) -> None:
+    """vLLM's first engine, where the command's environment asks for it and the project takes no newer one."""
     variables, where = draft.environment
     rollout = draft.values.get("rollout") or {}
     if "engine_version" in (draft.options.get("rollout") or {}):
         return
     trainer, of = draft.values.get("trainer", ""), str(draft.values.get("trainer_version") or "")
-    version = rollout.get("engine_version") or taken_by(trainer, of, "vllm")
+    usual = max(taken_by(trainer, of, "vllm"), pinned(path, "vllm")[0], key=version_of)
+    version = rollout.get("engine_version") or usual
     setting = runs_first(version, variables)
     if setting:
         draft.values["rollout"] = {**rollout, "engine_version": FIRST}

@@ -100,13 +100,12 @@ def _gpus(keys: Keys, method: str) -> int:
     if (apart or others) and total > 0 and (keys.has("cluster.gpus_per_node") or keys.has("cluster.num_nodes")):
         keys.draft.trains_on(total, keys.settings.path)
     given = keys.draft.options.get("num_gpus")
-    if given is not None:
-        return max(1, int(given))
     total = max(1, total)
-    keys.put("num_gpus", total, "cluster.gpus_per_node", "cluster.num_nodes")
-    if total > each:
+    if given is None or not (apart or others):
+        keys.put("num_gpus", total, "cluster.gpus_per_node", "cluster.num_nodes")
+    if given is None and total > each:
         keys.put("gpus_per_node", each, "cluster.gpus_per_node")
-    return total
+    return total if given is None else max(1, int(given))
 
 
 def _others(keys: Keys, each: int, nodes: int) -> int:

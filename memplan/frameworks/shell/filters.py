@@ -21,6 +21,10 @@ SUBMITS = ("sbatch", "qsub", "bsub", "msub")
 """What hands a script to a cluster, by its name or as it reads it."""
 
 
+NO_GPUS = re.compile(r"\bimport torch_npu\b|^(?:command -v|which|type|hash) (?:npu|hl)-smi\b")
+"""Commands that find out whether accelerators are there that are no GPUs: here they are not."""
+
+
 class Filtered:
     """What ``$( … )`` is, for whoever knows the words of its commands."""
 
@@ -66,7 +70,8 @@ class Filtered:
 
     def _reached(self, chain: Chain) -> Node | None:
         """The command that writes, of ``[ -n "$X" ] && echo … || echo …``; None where none does. What a test depends on
-        that nobody knows is taken to hold, and ``cd "$(dirname "$0")" && pwd`` is told by its ``cd``."""
+        that nobody knows is taken to hold, and ``cd "$(dirname "$0")" && pwd`` is told by its ``cd``.
+        ``python -c "import torch_npu"`` fails."""
         found, runs = None, True
         for sign, node in chain.parts:
             if sign and runs is not (sign == "&&"):
@@ -74,6 +79,8 @@ class Filtered:
             words = node.words if isinstance(node, Simple) else ()
             if isinstance(node, Simple) and (node.form == "test" or (words and words[0].text in ("[", "test"))):
                 runs = self.decide is None or self.decide(node) is not False
+            elif NO_GPUS.search(" ".join(each.text for each in words)):
+                runs = False
             else:
                 found, runs = node, True
                 if words and words[0].text == "cd":

@@ -82,7 +82,8 @@ QUIET = re.compile(
 )
 """Groups that the update's memory does not feel, but for what is read of them."""
 KEPT = words(
-    "data.max_prompt_length data.max_response_length trainer.n_gpus_per_node trainer.nnodes algorithm.adv_estimator"
+    """data.max_prompt_length data.max_response_length trainer.n_gpus_per_node trainer.nnodes trainer.val_only
+    algorithm.adv_estimator"""
 )
 OF_CLASS = pairs_of(
     """ActorConfig=worker.actor. ModelConfig=worker.actor.model. OptimConfig=worker.actor.optim.

@@ -33,7 +33,7 @@ from memplan.frameworks.verl.write import write
 from memplan.spec.reading import MOST_NAMED, Unread
 from memplan.tables.trainer import version_key
 
-TURNS = re.compile(rf"{re.escape(ROLLOUT)}(?:num|max|n)_(?:turns?|rounds?|generation_rounds?)")
+TURNS = re.compile(rf"{re.escape(ROLLOUT)}(?:num|max|n)_(?:turns?|(?:gen(?:eration)?_)?rounds?)")
 """Of ``rollout`` itself: what verl and DeepEyes have in sections ends at the response's length."""
 TRAINED_REWARD = re.compile(r"reward_model\.(?:prime_model|model\.(?:update|optim))\b")
 """PRIME's, which is updated at every step."""
@@ -215,7 +215,8 @@ def _close(keys: Keys) -> None:
             if TURNS.fullmatch(key) and isinstance(value, int) and value > 1 and not budget:
                 _ask_instead(keys, key, "turns of a fork's own may make sequences longer than the file says", "lengths")
                 continue
-            decides = "" if off or generates else subject_of(key.removeprefix("actor_rollout_ref."), value)
+            decides = "" if off else subject_of(key.removeprefix("actor_rollout_ref."), value)
+            decides = "" if generates and not (decides == "lengths" and _longer(keys, value)) else decides
             decides = _felt(keys, key, value, decides)
             why = no_less(decides, key, value, keys.draft.values)
             if why:
@@ -262,6 +263,11 @@ def _felt(keys: Keys, key: str, value: Any, decides: str) -> str:
     said = keys.draft.said
     part = key.startswith("actor_rollout_ref.agent.") and isinstance(value, int)
     return "" if part and decides == "lengths" and value <= int(said.get("sequence_length") or 0) else decides
+
+
+def _longer(keys: Keys, value: Any) -> bool:
+    """Whether a length of a fork's engine is over the sequences': MMSearch-R1's ``response_length_total``."""
+    return isinstance(value, int) and value > int(keys.draft.said.get("sequence_length") or 0)
 
 
 def _ask_instead(keys: Keys, key: str, what: str, decides: str) -> None:
