@@ -31,6 +31,8 @@ TRACED: dict[str, tuple[str, dict[str, Any], tuple[int, int, int]]] = {
     "tiles": ("llava_next", SQUARE | AMP | LORA, (678713856, 689752576, 84080640)),
     "one sequence of patches": ("mistral3", SQUARE | AMP, (449798144, 463773184, 294867456)),
     "a perceiver": ("idefics2", SQUARE | LORA | FULL, (518420480, 529351168, 102169600)),
+    "biases of a tower": ("idefics2", SQUARE | FULL | {"lora": {"r": 8, "bias": "all"}},
+                          (527032832, 537963520, 102247424)),
     "masks of pixels": ("smolvlm", SQUARE | AMP | LORA | FULL, (465048064, 496095232, 113108992)),
     "windows": ("qwen2_5_vl", SQUARE | LORA | FULL, (147308032, 161741824, 51971584)),
     "tokens for later layers": ("qwen3_vl", SQUARE | FULL, (239167488, 254920192, 230637056)),

@@ -267,7 +267,7 @@ def own_weights(spec: ModelSpec, tower: "Tower", trained: bool, adapter: Adapter
         asked = category not in spec.frozen
         read, all_of_it = not without_images and is_read and asked, trained or category in tower.trained
         for weight in part_weights(part, all_of_it, "vision"):
-            whole = all_of_it or (adapter is not None and adapter.bias == "all" and weight.name.endswith(".bias"))
+            whole = all_of_it or (adapter is not None and adapter.trains_bias(weight.name))
             idle = whole and asked and not read and weight.name not in spec.frozen
             yield weight._replace(copies=copies, trained=whole and read, apart=apart, idle=idle)
         for linear in part.linears if adapter and category not in tower.unadapted else ():

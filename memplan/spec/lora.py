@@ -183,6 +183,10 @@ class Adapter(NamedTuple):
         """Whether a module outside the layers is trained: adapted, a copy of it, or some of its rows."""
         return name in self.targets or name in self.saved or self.tokens_of(name) > 0
 
+    def trains_bias(self, name: str) -> bool:
+        """Whether a weight is a bias that is trained though no adapter stands beside it."""
+        return self.bias == "all" and name.endswith(".bias")
+
     @property
     def nowhere(self) -> "Adapter":
         """As a layer sees it that no adapter stands in."""

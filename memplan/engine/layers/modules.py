@@ -179,10 +179,11 @@ class Pass:
         return Dim("T·h", self.tokens // self.mode.tensor * width)
 
     def param(self, name: str, elements: int, itemsize: int = 0) -> Param:
-        """One of the model's own weights; beside adapters, those of ``modules_to_save`` are trained copies."""
-        mode = self.mode
+        """One of the model's own weights; beside adapters, those of ``modules_to_save`` are trained copies, and biases
+        may be trained too."""
+        mode, adapter = self.mode, self.mode.adapter
         own = mode.trained and name not in mode.frozen
-        trained = own or (mode.adapter is not None and name in mode.adapter.saved)
+        trained = own or (adapter is not None and (name in adapter.saved or adapter.trains_bias(name)))
         own_itemsize = 0 if mode.widths.casts_all else itemsize
         return self._weight(name, elements, own_itemsize or mode.numerics.itemsize, trained)
 
