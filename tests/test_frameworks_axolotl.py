@@ -87,6 +87,11 @@ def test_a_published_example(tmp_path: Path) -> None:
         ("lora_target_linear: true", "targets", ("all-linear", "gate_proj", "down_proj")),
         ("lora_target_linear: true\nlora_target_modules: [lm_head]", "targets", ("all-linear", "lm_head")),
         ("lora_target_modules: [q_proj, lm_head, embed_tokens]", "targets", ("q_proj", "lm_head", "embed_tokens")),
+        (
+            "lora_target_linear: true\nlora_target_modules: [q_proj]\nbase_model: mistralai/Mixtral-8x7B-v0.1",
+            "targets",
+            ("k_proj", "o_proj", "q_proj", "v_proj"),
+        ),
         ("peft_init_lora_weights: pissa\npeft_ensure_weight_tying: false", "dora", False),
     ],
 )

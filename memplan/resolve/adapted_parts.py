@@ -8,6 +8,7 @@ from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR, EMBEDDING, Lora
 from memplan.spec.model import ModelSpec
+from memplan.spec.parts import Experts
 from memplan.tables.trainer import Trainer
 
 
@@ -143,3 +144,12 @@ def trained_rows(lora: Lora, spec: ModelSpec, names: set[str]) -> tuple[tuple[st
             )
         counts[spec.head.name] = counts[EMBEDDING]
     return tuple(sorted(counts.items()))
+
+
+def linears_of(spec: ModelSpec) -> tuple[set[str], list[Experts], set[str]]:
+    """Names of the linears of a language model's layers, its stacked experts, and their routers that are no linears."""
+    text = {linear.name for run in spec.runs for linear in run.layer.linears}
+    text |= {linear.name for linear in spec.outer_linears}
+    stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
+    routers = {experts.router.name for experts in stacked if not experts.plain_router}
+    return text - routers, stacked, routers

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
-from memplan.resolve.adapted_parts import check_ranks, chosen, of_tower, partly_adapted, trained_rows, with_tower
+from memplan.resolve.adapted_parts import (
+    check_ranks,
+    chosen,
+    linears_of,
+    of_tower,
+    partly_adapted,
+    trained_rows,
+    with_tower,
+)
 from memplan.resolve.fsdp import check_flat, upcast
 from memplan.resolve.megatron_adapters import megatron_targets, not_in_megatron, products
 from memplan.resolve.notes import Notes
@@ -29,10 +37,7 @@ from memplan.units import DTYPE_BYTES
 
 READS_HEAD = {
     "fused": "TRL's fused head",
-    "liger": "Liger's loss",
-    "liger-preference": "Liger's loss",
-    "liger-policy": "Liger's loss",
-    "liger-policy-blocks": "Liger's loss",
+    **dict.fromkeys(("liger", "liger-preference", "liger-policy", "liger-policy-blocks"), "Liger's loss"),
     "cut-cross-entropy": "cut cross-entropy",
     "chunked-log-probs": "the chunked head",
     "chunked-nll": "TRL's chunked_nll",
@@ -109,12 +114,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     if trainer.adapters.on_megatron and not not_in_megatron(job, spec, trainer):
         chosen_names, halves = megatron_targets(job.lora, spec, trainer)
         return Targets(job.lora, frozenset(chosen_names), halves, False, (), job.method, second)
-    text = {linear.name for run in spec.runs for linear in run.layer.linears}
-    text |= {linear.name for linear in spec.outer_linears}
-    stacked = [run.layer.experts for run in spec.runs if run.layer.experts]
-
-    routers = {experts.router.name for experts in stacked if not experts.plain_router}
-    text -= routers
+    text, stacked, routers = linears_of(spec)
     known = text | of_tower(job.lora, spec) - routers
     known |= {spec.head.name, EMBEDDING} if job.lora.targets != ALL_LINEAR else set()
     rewrites = STACKS[spec.family in MIXTRAL_NAMES] if spec.family in EXPERT_FAMILIES else {}  # with experts or not
@@ -126,9 +126,8 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     if trainer.adapters.on_megatron:  # layers as Hugging Face writes them stand in for Megatron's, and so do names
         named = set().union(*(products(spec).get(name, {name}) | ({name} & known) for name in named))
     given = _by_own_code(named, spec, notes) if named else set()
-    given |= (
-        (known - {spec.head.name, EMBEDDING}) | {*rewrites, *([ROUTER] if rewrites else [])} if everything else set()
-    )
+    if everything:
+        given |= known - {spec.head.name, EMBEDDING} | {*rewrites, *([ROUTER] if rewrites else [])}
     given = chosen(job.lora, given, known, bool(stacked and rewrites), spec, notes)
     if not given:
         raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")

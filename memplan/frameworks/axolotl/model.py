@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.errors import InvalidJob
+from memplan.errors import InvalidJob, MemplanError
 from memplan.frameworks.axolotl.keys import ATTENTION_FLAGS, LIGER
-from memplan.frameworks.base import DEFAULT, Keys, Origin
+from memplan.frameworks.base import DEFAULT, Draft, Keys, Origin
 from memplan.frameworks.common.local_models import STORED
 from memplan.frameworks.hugging_face.arguments import read_attention
 from memplan.frameworks.hugging_face.switches import mapping
 from memplan.frameworks.own_words.names import lora_targets, module_names
+from memplan.models import load_model
+from memplan.resolve.adapted_parts import linears_of
+from memplan.spec.lora import ALL_LINEAR
 from memplan.units import words_of
 
 
@@ -43,6 +46,8 @@ def read_adapter(keys: Keys) -> None:
     if keys.flag("peft_autocast_adapter_dtype") is False:
         lora["dtype"] = keys.draft.facts["load"][0]
     keys.put("lora", lora, "adapter")
+    if keys.flag("lora_target_linear"):
+        keys.draft.finishers["targets"] = _listed
     keys.skip(*names, "quantize_moe_experts")
     stored = STORED.search(keys.text("base_model") or "") or keys.flag("gptq")
     if four and kind == "lora" and not stored:
@@ -66,6 +71,22 @@ def read_adapter(keys: Keys) -> None:
         if not keys.flag("quantize_moe_experts"):
             why = f"{keys.framework.label}: prepare_model_for_kbit_training casts stacked experts, and they stay so"
             keys.draft.put("kbit_upcast_experts", True, Origin(DEFAULT, why))
+
+
+def _listed(draft: Draft) -> None:
+    """``lora_target_linear`` lists the names of nn.Linear modules (find_all_linear_names), of which stacked experts of
+    transformers 5 are none: PEFT's all-linear, which adapts them too, is not what it gives."""
+    lora, model = draft.values.get("lora"), draft.now("model")
+    if not isinstance(lora, dict) or "lora" in draft.given or model is None or draft.values["trainer_version"] < "5":
+        return
+    try:
+        spec = load_model(model)
+    except MemplanError:
+        return
+    names, stacked, _ = linears_of(spec)
+    if stacked and spec.tower is None:
+        own = () if lora["targets"] == ALL_LINEAR else lora["targets"]
+        lora["targets"] = sorted({*names, *own} - {ALL_LINEAR})
 
 
 def put_cast(keys: Keys) -> None:

@@ -238,14 +238,15 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     above = "at most " if at_most and not worse else ""
     needs = f"{above}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
     hint, where = "", given.origins.get("batch_size", "")
+    engine, stays = report.engine, "may not" if verdict.fits == "tight" else "does not"
+    why = engine.why if engine and not engine.starts else report.engine_doubt
     if report.unclear:
-        text = f"unclear: {report.unclear}; without that {needs} on {cards}"
+        needs = f"the engine does not start: {why}" if engine and not engine.starts else f"{needs} on {cards}"
+        text = f"unclear: {report.unclear}; without that {needs}"
         deciding = [each for each in given.unread if each.decides]
         hint = within_positions(one_hint(deciding), report.warnings)
         where = f"{deciding[0].where}: " if deciding else where
     else:
-        engine, stays = report.engine, "may not" if verdict.fits == "tight" else "does not"
-        why = engine.why if engine and not engine.starts else report.engine_doubt
         reason = f"the engine {stays} start: {why}" if why else f"{needs}, {left}"
         hint = engine.hint if engine and not engine.starts else ""
         if verdict.fits == "no" and report.host.fits is False and (engine is None or engine.starts):
