@@ -180,7 +180,7 @@ def test_easyr1_is_read_as_verl(tmp_path: Path) -> None:
     job = found.job
     assert found.framework == "EasyR1 0.3"
     assert (job.method, job.batch_size, job.sequence_length, job.num_gpus) == ("grpo", 2, 1536, 4)
-    assert (job.context_parallel, job.precision, job.reference, job.optimizer) == (2, "bf16", "adapter", "adamw")
+    assert (job.context_parallel, job.precision, job.reference, job.optimizer) == (2, "bf16", "adapter", "adamw-kahan")
     assert job.lora is not None
     assert (job.lora.r, job.lora.alpha) == (8, 64)
     assert not deciding(found)

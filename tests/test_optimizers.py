@@ -71,6 +71,7 @@ STATES: list[tuple[str, str, int, tuple[int, ...]]] = [
     ("adam-mini", "adam-mini", FP32, (133120, 16400, 8200, 256, 41600, 41216, 260, 133120)),
     ("adam-mini", "adam-mini", BF16, (66560, 8200, 4100, 128, 20800, 20608, 130, 66560)),
     ("schedule-free", "schedulefree", FP32, (262144, 32768, 16384, 256, 81920, 81920, 512, 262144)),
+    ("adamw-kahan", "verl", BF16, (196608, 24576, 12288, 192, 61440, 61440, 384, 196608)),
     ("soap", "pytorch-optimizer", FP32, (2392064, 98304, 57344, 256, 319488, 319488, 512, 2392064)),
     ("soap", "pytorch-optimizer", BF16, (1196032, 49152, 28672, 128, 159744, 159744, 256, 1196032)),
 ]
@@ -94,6 +95,8 @@ def test_no_row_that_keeps_states_goes_uncounted() -> None:
 STEPS: list[tuple[str, str, int, int, int]] = [
     ("adamw", "torch", FP32, 262400, 122880),
     ("adamw", "torch", BF16, 131200, 61440),
+    ("adamw-kahan", "verl", FP32, 213004, 102412),
+    ("adamw-kahan", "verl", BF16, 147468, 81932),
     ("lion", "pytorch-optimizer", FP32, 147456, 81920),
     ("lion", "pytorch-optimizer", BF16, 73728, 40960),
     ("schedule-free", "schedulefree", BF16, 73728, 0),

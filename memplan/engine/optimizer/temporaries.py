@@ -39,6 +39,13 @@ def adamw(t: Stepped, s: OptimizerSettings) -> Assignments:
     yield from (("root", size), ("denom", size), ("root", 0))
 
 
+def adamw_kahan(t: Stepped, s: OptimizerSettings) -> Assignments:
+    """``centered_variance = (exp_avg_sq.sqrt() / correction).add_(eps)``, ``temp_buffer = p.detach().clone()`` (EasyR1
+    0.3 verl/utils/torch_functional.py: AnyPrecisionAdamW)."""
+    size = t.elements * HALF
+    yield from (("root", size), ("centered", size), ("root", 0), ("temp", t.elements * t.itemsize))
+
+
 def adafactor(t: Stepped, s: OptimizerSettings) -> Assignments:
     """``var_estimate = row_var @ col_var``, which becomes the update (torch/optim/_adafactor.py)."""
     size = t.elements * t.itemsize
@@ -177,6 +184,7 @@ REFRESHES: dict[str, Program] = {"galore": refresh_galore, "apollo": refresh_apo
 PROGRAMS: dict[str, Program] = {
     "in-place": in_place,
     "adamw": adamw,
+    "adamw-kahan": adamw_kahan,
     "adafactor": adafactor,
     "adafactor-transformers": adafactor_transformers,
     "lion": lion,

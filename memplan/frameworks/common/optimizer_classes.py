@@ -17,7 +17,7 @@ CLASSES: dict[str, tuple[str, str]] = {
         bitsandbytes.optim.PagedAdamW8bit=paged-adamw-8bit bitsandbytes.optim.PagedAdam8bit=paged-adamw-8bit
         bitsandbytes.optim.Lion8bit=lion-8bit bitsandbytes.optim.PagedLion8bit=paged-lion-8bit transformers.AdamW=adamw
         transformers.optimization.AdamW=adamw deepspeed.ops.adam.FusedAdam=adamw
-        deepspeed.ops.adam.DeepSpeedCPUAdam=adamw"""
+        deepspeed.ops.adam.DeepSpeedCPUAdam=adamw verl.utils.torch_functional.AnyPrecisionAdamW=adamw-kahan"""
     ).items()
     for word, _, library in [found.partition(",")]
 } | {

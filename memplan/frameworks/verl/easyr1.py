@@ -96,8 +96,7 @@ IN = words(
 )
 UNUSED = words("worker.actor.model.model_path worker.rollout.max_num_seqs")
 """Of no model, and none that its engine is given."""
-OPTIMIZERS = {"adamw": "AdamW"}
-HALF = ("bf16", "bfloat16")
+OPTIMIZERS = {"adamw": "AdamW", "adamw_bf16": "verl.utils.torch_functional.AnyPrecisionAdamW"}
 
 
 class Field(NamedTuple):
@@ -147,8 +146,6 @@ def as_verl(settings: Settings) -> Settings:
         if key in settings.lines:
             lines[name] = settings.lines[key]
             paths.update({name: settings.paths[key]} if key in settings.paths else {})
-    if values.get(f"{ACTOR}fsdp_config.model_dtype") in HALF and values[f"{ACTOR}optim.optimizer"] == "adamw_bf16":
-        values[f"{ACTOR}optim.optimizer"] = "AdamW"  # whose states have the dtype of their weights
     hosted = {settings.values.get(f"worker.ref.{key}") for key in ("fsdp.enable_cpu_offload", "offload.offload_params")}
     values[f"{REF}fsdp_config.param_offload"] = True in hosted or False not in hosted
     without = settings.values.get("algorithm.disable_kl") is True
