@@ -81,6 +81,12 @@ JOBS: dict[str, dict[str, Any]] = {
         "sharding": "fsdp2",
         "sequence_length": 4096,
     },
+    "gradients of positions are gone when the embedding's comes": {
+        "num_gpus": 1,
+        "model": {"model_type": "gpt2", "vocab_size": 8000, "n_embd": 512, "n_head": 8, "n_positions": 4000},
+        "optimizer": "sgd",
+        "gradient_accumulation_steps": 4,
+    },
     "scales stay on the card": {
         "sharding": "fsdp2",
         "trainer": "trl",

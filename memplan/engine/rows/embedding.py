@@ -9,7 +9,8 @@ from memplan.spec.recipe import Recipe
 
 
 def enter_front_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients, instant: str) -> None:
-    """Backward of what stands between embedding and layers, before the embedding's own, and what it leaves."""
+    """Backward of what stands between embedding and layers, before the embedding's own, and what it leaves: nothing,
+    where it was added to ``.grad`` before that."""
     plan, front = traced.plan, traced.front
     if front is NO_FRONT:
         return
@@ -23,15 +24,16 @@ def enter_front_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     ).since(source=source)
     whole = plan.gradients == "keep" and kept.root
     itemsize = plan.mode.adapter.itemsize if plan.mode.adapter else plan.mode.numerics.itemsize
+    left = max(front.gradients - after, 0) if plan.gradients == "add" else front.gradients
     ledger.add(
         "gradients of the embedding's adapters or rows"
         if plan.mode.adapts_embedding
         else "gradients of positions and norms after the embedding",
         "gradients",
-        front.gradients,
+        left,
         instant,
         kept.last(ledger, plan.name) if whole else instant,
-    ).formula("elements × gradient bytes", front.gradients // itemsize, itemsize).since(
+    ).formula("elements × gradient bytes", left // itemsize, itemsize).since(
         "the gradient of a table is dense, and so is that of its adapters", source
     )
 
