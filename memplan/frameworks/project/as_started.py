@@ -35,8 +35,9 @@ def first_started(
     """The first training of the project that starts this document and leaves nothing open. ``alone``: what the document
     says by itself, whose model is the started one's too where it is a config. A config that a program of the project
     opens is read as that does, with what it asks for; raises NotKnown for one of no framework's, or with keys that its
-    framework's parser refuses, of a program that asks for more; and for a program whose command leaves the model alone
-    open. A config of a framework that runs by itself is no other program's, which finds none of its keys in it."""
+    framework's parser refuses, of a program that asks for more or cannot start; and for a program whose command leaves
+    the model alone open. A config of a framework that runs by itself is no other program's, which finds none of its
+    keys in it."""
     config, here = document.path.endswith(CONFIGS), str(Path(document.path).resolve())
     own = whose(document) if config else None
     by_itself = own is not None and own.title not in (*OF_A_LAUNCHER, "memplan")
@@ -55,7 +56,7 @@ def first_started(
             asked = asked or error
             continue
         except MemplanError as error:
-            asked = asked or NotKnown(error.message, error.hint or "mend what starts it")
+            asked = asked or (NotKnown(error.message, error.hint or "mend what starts it") if config else None)
             continue
         if given is not None and config and _reads_none(training, document, given):
             continue
