@@ -295,6 +295,7 @@ def test_a_program_with_a_loop_of_its_own_is_not_its_arguments(tmp_path: Path) -
     for program, why in (
         ("loss.backward()\noptimizer.step()\n", "a training loop of the program's own"),
         ("Trainer(model=model).train()\n", "train.py is not followed to its trainer"),
+        ("import subprocess\nsubprocess.run(words)\n", "train.py starts a command that trains"),
     ):
         (tmp_path / "train.py").write_text(f"model = load()\n{program}")
         found = check_file(str(tmp_path / "run.sh"), {"gpu": "h200-141gb"})

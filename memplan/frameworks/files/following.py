@@ -137,15 +137,26 @@ _BACKWARD, _TRAINER = re.compile(r"^.*\.backward\(", re.MULTILINE), re.compile(r
 def own_loop(path: str, program: str) -> str:
     """Where a program that a script starts, or a module that it imports, runs a training loop of its own, as far as
     they lie here; empty elsewhere."""
-    own = _lying(path, [program_at(path, program)])
-    modules = [each for text in own.values() for each, _ in _IMPORTS.findall(text) if each]
-    texts = own | _lying(path, [program_at(path, each) for each in modules])
+    texts = _with_modules(path, program)
     if any(_TRAINER.search(text) for text in texts.values()):
         return ""
     for here, text in texts.items():
         if found := _BACKWARD.search(text):
             return f"{os.path.relpath(here)}, line {text.count(chr(10), 0, found.start()) + 1}"
     return ""
+
+
+def starts_another(path: str, program: str) -> bool:
+    """Whether a program that lies here runs commands, and names no trainer: what trains is what it starts."""
+    texts = _with_modules(path, program)
+    return any("subprocess" in text for text in texts.values()) and not any(map(_TRAINER.search, texts.values()))
+
+
+def _with_modules(path: str, program: str) -> dict[Path, str]:
+    """A program and the modules that it imports, those that lie here."""
+    own = _lying(path, [program_at(path, program)])
+    modules = [each for text in own.values() for each, _ in _IMPORTS.findall(text) if each]
+    return own | _lying(path, [program_at(path, each) for each in modules])
 
 
 def _lying(path: str, names: list[str]) -> dict[Path, str]:
@@ -187,6 +198,9 @@ def told_of(path: str, program: str, where: str, draft: Draft) -> None:
         draft.warn("program", loop, "a training loop of the program's own, which is not read", "method", WRITE)
         return
     name = program_at(path, program) or program
+    if starts_another(path, program):
+        draft.warn("program", where, f"{name} starts a command that trains, which is not read", "method", WRITE)
+        return
     draft.warn("program", where, f"{name} is not followed to its trainer, and may have settings of its own", "method",
                WITHOUT)  # fmt: skip
 

@@ -11,7 +11,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands.launch import Launch, launches, put_allocator
 from memplan.frameworks.files.documents import Document, Settings
-from memplan.frameworks.files.following import own_loop, told_of
+from memplan.frameworks.files.following import own_loop, starts_another, told_of
 from memplan.frameworks.hugging_face import dialect_vision as hf_dialect_vision
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face import version as hf_version
@@ -95,8 +95,9 @@ def read(document: Document, draft: Draft) -> None:
     read_settings(arguments, draft, (method, origin), launch.program)
     if launch.program == "trl":
         read_trl_launcher(arguments, launch, draft)
-    elif not OWN_PROGRAM.search(launch.program) and (
-        not script_of(arguments, launch.program) or own_loop(document.path, launch.program)  # a copy of its words alone
+    elif starts_another(document.path, launch.program) or (
+        not OWN_PROGRAM.search(launch.program)  # or a copy of its words alone
+        and (not script_of(arguments, launch.program) or own_loop(document.path, launch.program))
     ):
         told_of(document.path, launch.program, launch.where, draft)
     read_launcher(launch, draft)
