@@ -215,6 +215,13 @@ def test_how_gpus_share_the_work_is_the_launchers_to_say() -> None:
     found = check_file("a.yaml", four)
     assert (found.fits, found.job["sharding"]) == ("yes", "zero3"), found.text
     assert any("zero3" in each and "as run.sh starts it" in each for each in found.assumed)
+    Path("a.yaml").write_text("per_device_train_batch_size: 3\nmax_length: 256\nuse_peft: false\nbf16: true\n")
+    run = "python trl/scripts/sft.py --config a.yaml --model_name_or_path Qwen/Qwen2.5-0.5B\n"
+    Path("run.sh").write_text(run)
+    texts_of.cache_clear()
+    found = check_file("a.yaml", {**CARD, "method": "sft"})  # it names no model: on one GPU too its command does
+    assert (found.fits, found.job["model"], found.job["batch_size"]) == ("yes", "Qwen/Qwen2.5-0.5B", 3), found.text
+    Path("run.sh").write_text("accelerate launch --config_file z3.yaml trl/scripts/sft.py --config a.yaml\n")
     Path("a.yaml").write_text("base_model: Qwen/Qwen2.5-0.5B\nlr: 0.1\nbf16: true\nmax_steps: 9\noutput_dir: x\n")
     Path("z3.yaml").write_text("zero_optimization: {stage: 3}\n")  # DeepSpeed's, which accelerate refuses
     texts_of.cache_clear()

@@ -117,11 +117,11 @@ def _is_foreign(given: JobInput) -> bool:
 
 
 def leaves_its_launcher(document: Document, given: JobInput) -> bool:
-    """Whether a config of the Trainer's arguments says nothing of how several GPUs share the work, which is its
-    launcher's to say, or is of a program's own keys."""
+    """Whether a config of the Trainer's arguments names no model, says nothing of how several GPUs share the work
+    (which is its launcher's to say), or is of a program's own keys."""
     told = (FILE, "option")
     one = given.job.num_gpus == 1 and given.sources.get("num_gpus") in told
-    several = not one and given.sources.get("sharding") not in told
+    several = (not one and given.sources.get("sharding") not in told) or given.job.model is None
     return document.path.endswith(CONFIGS) and (
         _is_foreign(given) or (several and given.framework.startswith(OF_A_LAUNCHER))
     )
