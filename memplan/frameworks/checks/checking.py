@@ -226,7 +226,6 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     room = verdict.usable_bytes - verdict.high_bytes if bound else verdict.headroom_bytes
     gpus = int(report.job.get("num_gpus") or 1)
     short = f"short by {format_bytes(verdict.missing_bytes)}" if verdict.missing_bytes else "short of memory elsewhere"
-    short = f"{format_bytes(-room)} too much" if room < 0 else short
     worse = verdict.missing_bytes and verdict.high_bytes > verdict.usable_bytes - room
     more = f", up to {format_bytes(verdict.high_bytes)} at the worst" if worse else ""
     left = short if verdict.fits == "no" else f"{format_bytes(room)} free{more}"
