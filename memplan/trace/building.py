@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memplan.errors import InvalidJob
 from memplan.resolve.adapted_parts import PARTS
+from memplan.resolve.freezing import tower_rests
 from memplan.spec.freezing import LANGUAGE_MODEL, Patterns, path_of
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -267,6 +268,11 @@ def enable_checkpointing(model: Any, recipe: Recipe) -> None:
                 layer._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, **settings, **more)
     if recipe.adapter is not None:
         model.enable_input_require_grads()
+
+
+def rests_too(recipe: Recipe) -> tuple[str, ...]:
+    """What a trainer freezes with a tower (llamafactory 0.9.5 model/model_utils/visual.py: vision_model_keys)."""
+    return ("audio_tower", "embed_audio") if recipe.trainer.models.freezes_tower and tower_rests(recipe.model) else ()
 
 
 def freeze(model: Any, patterns: Iterable[str]) -> None:

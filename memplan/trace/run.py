@@ -86,7 +86,7 @@ class _State:
             if recipe.quantised is not None and recipe.adapter.itemsize < recipe.adapter.magnitude_itemsize:
                 quantised.narrow_adapters(self.policy)
         building.disable_dropout(self.policy, recipe)
-        building.freeze(self.policy, tuple(recipe.provenance.job.get("freeze") or ()))
+        building.freeze(self.policy, (*(recipe.provenance.job.get("freeze") or ()), *building.rests_too(recipe)))
         self.unpatch = liger.patch(self.policy, recipe.operators.kernels)
         tile(self.policy, recipe.operators.tiles, recipe.operators.tile_sums)
         quantised.to_float8(self.policy, recipe.operators.kernels.float8)

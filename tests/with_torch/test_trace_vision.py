@@ -86,7 +86,13 @@ IN_BLOCKS: Job = MODELS["gemma4"] | {
     "vision_config": PLACED | {"standardize": True},
     "audio_config": None,
 }
+SOUNDS: Job = MODELS["gemma4"] | {
+    "text_config": MODELS["gemma4"]["text_config"]
+    | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2},
+    "audio_config": MODELS["gemma4"]["audio_config"] | {"hidden_size": 512, "num_hidden_layers": 4},
+}
 JOBS += [
+    job("gemma4", trainer="llamafactory", sharding="ddp", num_gpus=2) | {"model": {"model_type": "gemma4", **SOUNDS}},
     job("gemma4", images={"tokens": 280}, **LORA, **FULL),
     job("gemma4", **IMAGE, **FULL),
     job("gemma4", **IMAGE, precision="bf16-amp"),
