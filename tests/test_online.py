@@ -11,6 +11,7 @@ from memplan.engine.micro_step import stages
 from memplan.errors import EXIT_USAGE, InvalidJob
 from memplan.report import Report
 from memplan.resolve import resolve
+from memplan.rollout.together import generating_bytes
 from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
@@ -254,6 +255,17 @@ def test_a_critic_is_trained_as_the_policy_is(trainer: str) -> None:
     assert "AdamW states of the critic" in critic
     without = estimate(job("grpo", trainer=trainer, reference=found.others.reference))
     assert report.per_gpu.allocated_bytes - without.per_gpu.allocated_bytes >= sum(critic.values())
+
+
+def test_what_generates_under_zero3_gathers_the_critic_of_its_engine_and_no_reward_model() -> None:
+    """TRL's PolicyAndValueWrapper (experimental/ppo/ppo_trainer.py); prepare_deepspeed divides the reward model."""
+    ppo, grpo = (recipe(method, trainer="swift", num_gpus=2, sharding="zero3") for method in ("ppo", "grpo"))
+    critic = ppo.others.critic
+    assert critic is not None
+    assert ppo.generator is not None
+    gathered = (generating_bytes(ppo.generator, each) for each in (ppo, grpo))
+    assert next(gathered) - next(gathered) == critic.spec.params.total * 2
+    assert [(each.role, each.sharded) for each in ppo.others.residents if each.role == "reward"] == [("reward", True)]
 
 
 def test_a_critic_of_ones_own_size() -> None:

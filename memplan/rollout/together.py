@@ -234,10 +234,13 @@ def generating_bytes(of: Generator, recipe: Recipe) -> int:
 
 
 def _gathered(recipe: Recipe) -> int:
-    """ZeRO-3: the whole model in the dtype of its weights; FSDP: root and a unit, as in any forward."""
-    itemsize = recipe.numerics.itemsize
+    """ZeRO-3: the whole model in the dtype of its weights, and the critic's in one engine with it, of which all is
+    gathered (trl 1.16 experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper); FSDP: root and a unit, as in any
+    forward."""
+    itemsize, critic = recipe.numerics.itemsize, recipe.others.critic
     if recipe.zero_stage == 3:
-        return recipe.model.params.total * itemsize
+        beside = critic.spec.params.total if critic and critic.together else 0
+        return (recipe.model.params.total + beside) * itemsize
     if recipe.several and recipe.sharding.name in ("fsdp", "fsdp2"):
         return sum(units(recipe, model_weights(recipe.model, recipe.adapter is None, recipe.adapter)).values())
     return 0
