@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from memplan.spec.recipe import Recipe
+from memplan.tables.trainer import names_method
 from memplan.trace import losses
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -93,6 +94,9 @@ class Run:
         outputs = model(input_ids=self.ids, attention_mask=self.mask, **self.images, **keys)
         if is_read(self.recipe) and "labels" not in keys:
             self.balance.append(outputs["aux_loss"])
+        trainer, method = self.recipe.trainer, self.recipe.method.name
+        if trainer.name == "trl" and names_method(trainer.logits.fp32, method):  # beside transformers before 4.46
+            outputs["logits"] = outputs["logits"].float()
         return outputs
 
     def logits(self, model: Any, **keys: Any) -> Tensor:
