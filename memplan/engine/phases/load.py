@@ -125,7 +125,7 @@ def _enter_kept(ledger: Ledger, recipe: Recipe, weights: list[Weight], critic: l
         ledger,
         lambda category, place: (
             ""
-            if category in LATER and place == "gpu"
+            if category in LATER and (place == "gpu" or recipe.optimizer.row.paged)
             else first
             if category in ("parameters", "adapters", "reference") and place == "gpu"
             else STATES
