@@ -43,6 +43,12 @@ class Priced(NamedTuple):
         return self.joint.why_not[0] if self.joint is not None else ""
 
     @property
+    def may_fail(self) -> bool:
+        """Whether the engine's start hangs on what is uncertain."""
+        figures = self.joint.start.figures if self.joint is not None else None
+        return figures is not None and figures.may_fail
+
+    @property
     def refused(self) -> str:
         """Why nothing is known of the engine."""
         return self.joint.start.refused if self.joint is not None else ""

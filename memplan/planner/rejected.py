@@ -78,7 +78,7 @@ def _miss(each: Candidate, priced: Priced) -> Rejected:
         reason = f"the engine does not start: {fullest.why_not}"
     elif not priced.short and (host.fits is False or host.crowded):
         reason = f"{format_bytes(host.fullest[1])} of a node's host memory"
-    elif not priced.short and fullest.joint is not None:
+    elif not priced.short and fullest.may_fail:
         reason = "the engine may not start: at worst its cache does not hold the longest sequence"
     return Rejected(plan_name(keys), keys, reason, priced.short)
 
