@@ -127,7 +127,8 @@ def check(paths: list[str], pairs: int, against: str | None) -> None:
 
 def told(title: str, calls: list[Call]) -> None:
     """A line of the medians."""
-    found, (cpu, wall) = calls[0].found, (statistics.median(each[i] for each in calls) for i in (1, 2))
+    found = calls[0].found
+    cpu, wall = statistics.median(each.cpu for each in calls), statistics.median(each.wall for each in calls)
     files, played = len({each["file"] for each in found}), sum(each["played"] for each in found)
     print(
         f"{title:50} {cpu / files * 1000:8.0f} ms  {files:,} files, {files / wall:.0f} a second on the clock, "

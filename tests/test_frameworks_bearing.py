@@ -366,6 +366,7 @@ def test_a_module_of_a_project_on_megatron(tmp_path: Path, module: str, unread: 
     text = changed(text, "pretrain_gpt.py", f"-m {module}")
     more = "--patch-tokenizer-type Qwen2Tokenizer --extra-vocab-size 293"
     found = read(tmp_path, changed(text, "--vocab-size 32000", more), file)
+    assert isinstance(found.job.model, dict)
     assert found.job.model["vocab_size"] == 151936
     assert [each.key for each in found.unread if each.decides] == unread
 
