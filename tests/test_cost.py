@@ -138,6 +138,15 @@ def test_gradients_of_spread_experts_cross_the_network_once_for_each_card() -> N
     assert data_parallel(found, ready.sizes, one).last == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("sharding", ["zero3", "fsdp2", "distributed-optimizer"])
+def test_states_are_shared_within_a_node_whose_cards_share_a_sequence(sharding: str) -> None:
+    trainer = "megatron" if sharding == "distributed-optimizer" else "transformers"
+    shared = {"trainer": trainer, "sharding": sharding, "num_gpus": 8}
+    alone, together = (recipe(**shared, context_parallel=degree) for degree in (1, 8))
+    sizes = prepared(alone, IDEAL, PERFECT).sizes
+    assert data_parallel(alone, sizes, LINKS) == data_parallel(together, sizes, LINKS)
+
+
 @pytest.mark.parametrize("expert", [1, 8, 64])
 def test_a_rank_steps_its_share_of_the_experts_that_it_holds(expert: int) -> None:
     found = recipe(**SPREAD, expert_parallel=expert)

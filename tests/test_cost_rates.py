@@ -32,7 +32,7 @@ from memplan.spec.reading import read_job
 from memplan.spec.recipe import Recipe
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-ARCHITECTURES = {name: find_gpu(name).architecture for name in ("a100-80gb", "h100-80gb", "h200-141gb")}
+ARCHITECTURES = {name: find_gpu(name).architecture for name in ("a100-80gb", "h100-80gb", "h200-141gb", "h800-80gb")}
 H100 = card(find_gpu("h100-80gb"))
 
 
@@ -155,7 +155,7 @@ def below_the_peak(seed: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("gpu", ["a100-80gb", "h100-80gb", "h200-141gb"])
+@pytest.mark.parametrize("gpu", ["a100-80gb", "h100-80gb", "h200-141gb", "h800-80gb"])
 def test_the_link_between_nodes_is_the_median_of_the_catalogues(gpu: str) -> None:
     nodes = [each for each in load_clusters().values() if find_gpu(each.gpu or "").architecture == ARCHITECTURES[gpu]]
     median = statistics.median(each.links.between / each.gpus_per_node for each in nodes if each.links.between)

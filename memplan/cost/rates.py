@@ -204,6 +204,8 @@ BETWEEN: tuple[tuple[float, float], ...] = ((400.0, 50.0), (200.0, 6.25), (0.0, 
 """(least GB/s of the link within the node, GB/s between nodes and card) where no cluster is named: the medians of the
 catalogue's (presets/clusters.yaml), 400 GB/s a node of the H100's class and 50 of the A100's, where DGX and Azure have
 200 and AWS 50; else one adapter of 200 Gbit/s for eight cards."""
+BETWEEN_OF: dict[str, float] = {"h800-80gb": 50.0}
+"""Of cards whose link within alone is slower: an H800 has an adapter of 400 Gbit/s (deepseek-ai/DeepEP@dd758ca)."""
 UNKNOWN_LINK = 50.0
 """GB/s where the catalogue has no clean figure: that of the slowest of such links, one of Infinity Fabric."""
 DIRECT_LINK = 100.0
@@ -225,7 +227,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
     assert bandwidth is not None
     best = speed * TERA * PRODUCTS_OF.get(kind.name, _share(kind))
     within = kind.link_gbps or UNKNOWN_LINK
-    between = next(rate for least, rate in BETWEEN if within >= least)
+    between = BETWEEN_OF.get(kind.name) or next(rate for least, rate in BETWEEN if within >= least)
     attention = speed * TERA * ATTENTION.get(kind.architecture, OTHER_ATTENTION)
     if kind.architecture in AMPERES or kind.name in SLOW:
         attention = best * ATTENTION["8.0"] / PRODUCTS["8.0"]

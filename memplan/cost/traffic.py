@@ -90,11 +90,11 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
         return Data(0, 0, 0, 0, 0, hides=True)
     whole = name in ("ddp", "zero0")
     ranks = max(1, degrees.data * degrees.context if whole else recipe.sharding.ranks)
-    inner = degrees.tensor * degrees.context if degrees.context > 1 and degrees.data == 1 else degrees.tensor
     near, stride = recipe.hardware.gpus_per_node, degrees.expert * expert_parts(recipe)
+    of = group(ranks, degrees.tensor, near)  # ranks of a sequence are among them
     if not sizes.experts or stride == degrees.tensor:
-        return _among(recipe, sizes, group(ranks, inner, near), over)
-    rest = _among(recipe, sizes.share(1 - sizes.experts), group(ranks, inner, near), over)
+        return _among(recipe, sizes, of, over)
+    rest = _among(recipe, sizes.share(1 - sizes.experts), of, over)
     same = group(copies_of_experts(recipe, ranks), stride, near)
     experts = _among(recipe, sizes.share(sizes.experts), same, over)
     return Data(
