@@ -35,9 +35,8 @@ def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
         given = given._replace(unread=())  # what fits from above fits
         recipe = resolve(given)
     from memplan.planner.remedies import remedies as search
-    from memplan.planner.told import fullest
 
-    return search(given, recipe, fullest(report.per_gpu.device_bytes.expected, verdict))
+    return search(given, recipe, verdict.needed_bytes)
 
 
 def changed(given: JobInput, changes: dict[str, Any]) -> Recipe:

@@ -182,6 +182,11 @@ class Verdict:
     high_bytes: int = 0
     """What is needed at the high figure, of all processes, the cache given back where that helps."""
 
+    @property
+    def needed_bytes(self) -> int:
+        """What is expected to be needed: no more than is held, where the cache can be given back."""
+        return self.usable_bytes - self.headroom_bytes
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class Remedy:

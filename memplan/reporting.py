@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from memplan.engine.allocator.reserved import Band, Play
+from memplan.engine.allocator.reserved import Band, Play, Seek
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.ranks import trained_elements
@@ -74,13 +74,13 @@ class Peak(NamedTuple):
     """The class of ranks that needs the most, whose figures these are."""
 
 
-def peak(recipe: Recipe, search: bool = False, play: bool = False) -> Peak:
+def peak(recipe: Recipe, search: bool = False, play: Seek | None = None) -> Peak:
     """What ``build_report`` says of a recipe without a play, to the byte, in about a tenth of a millisecond once jobs
     like it were asked for. Searches vary recipes by ``_replace``, or resolve each job anew. ``play``: what it says with
-    one, and only whether the job fits."""
-    priced = price(recipe, detailed=False, search=search, leading=not play)
-    if play:
-        priced = played(priced, "fits")
+    one that seeks so much."""
+    priced = price(recipe, detailed=False, search=search, leading=play is None)
+    if play is not None:
+        priced = played(priced, play)
     fullest, host = priced[0], host_of(priced, recipe)
     of = fullest.meters
     verdict = _verdict(priced, recipe, host)

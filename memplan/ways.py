@@ -139,7 +139,7 @@ def _way(given: JobInput, name: str, title: str, changes: dict[str, Any]) -> Way
     verdict = peak(recipe, search=True).verdict
     assert verdict is not None
     if verdict.fits != "yes" and device.low <= recipe.hardware.gpu.usable_bytes:
-        verdict = peak(recipe, play=True).verdict or verdict  # as the report does, near the card's limit
+        verdict = peak(recipe, play="fits").verdict or verdict  # as the report does, near the card's limit
 
     return Way(name, title, changes, verdict.fits, _longest(given, changes, recipe) or None, device)
 
@@ -150,12 +150,12 @@ def _longest(given: JobInput, changes: dict[str, Any], recipe: Recipe) -> int:
     gpu = recipe.hardware.gpu
     assert gpu is not None
 
-    def judged(units: int, **how: bool) -> Peak:
+    def judged(units: int, **how: Any) -> Peak:
         return peak(
             resolve(with_changes(given, {**changes, "sequence_length": units * UNIT, "completion_length": None})), **how
         )
 
-    def fits(units: int, **how: bool) -> bool:
+    def fits(units: int, **how: Any) -> bool:
         verdict = judged(units, **how).verdict
         return verdict is not None and verdict.fits == "yes"
 
@@ -167,7 +167,7 @@ def _longest(given: JobInput, changes: dict[str, Any], recipe: Recipe) -> int:
     for _ in range(PLAYS):
         if not good < tried <= most:
             break
-        good, most = (tried, most) if fits(tried, play=True) else (good, tried - 1)
+        good, most = (tried, most) if fits(tried, play="fits") else (good, tried - 1)
         tried = (good + most + 1) // 2
     return good * UNIT
 

@@ -247,6 +247,7 @@ def test_a_size_alone_is_planned_and_said_to_be_a_shape_and_a_wide_range() -> No
     assert any("interpolated" in text and "wide" in text for text in found.assumptions)
 
 
+ONE_TRL = {"model": "llama-3.2-1b", "trainer": "trl", "sequence_length": 512, "global_batch_size": 2}
 NOTHING = {"model": "llama-3.1-8b", "method": "sft", "gpu": "rtx-4090-24gb", "sharding": "none"}
 
 
@@ -258,6 +259,23 @@ def test_where_nothing_fits_it_says_what_would_and_exits_with_1(capsys: pytest.C
     assert found.plans[0].job["lora"]["r"] == 16
     assert main(["plan", "llama-3.1-8b", "--method", "sft", "--gpu", "rtx-4090", "--sharding", "none"]) == 1
     assert "nothing fits as asked" in capsys.readouterr().out
+
+
+def test_where_nothing_fits_every_set_of_as_few_changes_is_said() -> None:
+    found = plan(read_job({**ONE_TRL, "method": "sft", "gpu": "8GiB"}), wanted=1)
+    assert found.needed == ("states or activations offloaded to CPU",)
+    assert [each.allow for each in found.instead] == ["lora", "qlora"]
+    last = found.instead[-1]
+    again = plan(read_job({**ONE_TRL, "method": "sft", "gpu": "8GiB"}), allow=[last.allow], wanted=1)
+    assert (again.fits, again.plans[0].name, again.plans[0].training) == (True, last.name, last.training)
+
+
+def test_a_frozen_base_is_loaded_in_half_precision_and_need_not_wait_on_the_host() -> None:
+    """TRL loads fp32 where nobody says; what it has a switch for may also be left unsaid."""
+    job = {**ONE_TRL, "method": "dpo", "gpu": "6GiB", "lora": {"r": 8}}
+    found = plan(read_job(job), wanted=1)
+    assert found.fits
+    assert (found.plans[0].job["dtype"], found.plans[0].job["offload"]) == ("bf16", [])
 
 
 @pytest.mark.slow

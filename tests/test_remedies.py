@@ -62,15 +62,16 @@ def with_changes(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]
 
 def assert_true(job: dict[str, Any], report: Report) -> None:
     """Every remedy is what ``estimate`` says of the changed job; and what fits by the band fits when played."""
-    base = report.per_gpu.device_bytes.expected
+    assert report.verdict is not None or not report.remedies
     for remedy in report.remedies:
         again = estimate(with_changes(job, remedy.changes))
         assert again.verdict is not None
         assert again.verdict.fits == "yes" or remedy.fits != "yes"
         assert again.per_gpu.allocated_bytes == remedy.allocated_bytes
-        assert again.per_gpu.device_bytes.expected == remedy.device_bytes
+        assert again.verdict.needed_bytes == remedy.device_bytes
         assert again.host.bytes_per_node == remedy.host_bytes_per_node
-        assert remedy.frees_bytes == base - remedy.device_bytes
+        assert report.verdict is not None
+        assert remedy.frees_bytes == report.verdict.needed_bytes - remedy.device_bytes
         assert remedy.fits == "yes" or (len(report.remedies) == 1 and remedy.frees_bytes > 0)
         assert not remedy.alters_training or remedy.cost in ("numerics", "training", "cards", "data")
         assert remedy.relative_speed > 0

@@ -139,7 +139,8 @@ def diagnose_job(text: str, given: JobInput) -> Diagnosis:
         remedies, words = job_remedies(given, report, found.message, found.place.phase)
         return found._replace(remedies=remedies, solved=words)
     again = estimate(with_changes(given, longer))
-    device, verdict = again.per_gpu.device_bytes.expected, again.verdict
+    verdict = again.verdict
+    device = verdict.needed_bytes if verdict else again.per_gpu.device_bytes.expected
     fits = f" ({verdict.fits} on {verdict.gpu})" if verdict else ""
     what = ", ".join(f"{key} {value:,}" for key, value in longer.items())
     solved = f"With {what}, as the size tells, the job needs {format_bytes(device)} of the device{fits}."
@@ -277,8 +278,8 @@ def as_said(report: Report, longer: dict[str, int], needed: int) -> tuple[Remedy
     cost = "data" if length else "nothing"
     return (
         Remedy(
-            title, changes, cost, needed - gpu.device_bytes.expected, gpu.device_bytes.expected, gpu.allocated_bytes,
-            report.verdict.fits, host_bytes_per_node=report.host.bytes_per_node,
+            title, changes, cost, needed - report.verdict.needed_bytes, report.verdict.needed_bytes,
+            gpu.allocated_bytes, report.verdict.fits, host_bytes_per_node=report.host.bytes_per_node,
         ),
     )  # fmt: skip
 

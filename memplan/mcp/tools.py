@@ -142,7 +142,10 @@ def _plan(arguments: Arguments) -> dict[str, Any]:
         "fits": found.fits,
         "plans": [{**row, "job": jobs[str(row["plan"])]} for row in rows],
         "rejected": data["rejected"][:MOST_REJECTED],
-        **{key: data[key] for key in ("answers", "needed", "considered", "priced", "assumptions", "warnings")},
+        **{
+            key: data[key]
+            for key in ("answers", "needed", "instead", "considered", "priced", "assumptions", "warnings")
+        },
     }
 
 

@@ -5,7 +5,8 @@ asks the engine for their memory, ``search`` goes through them exactly, ``change
 ``questions`` the fewest GPUs and the largest batch, ``result`` what comes out. ``moves``, ``around`` and ``remedies``
 search one step away from a job as it is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from memplan.lengths.longest import at_longest
 from memplan.planner.changes import AS_IT_IS, NAMES, changed, checked, sets
@@ -15,6 +16,7 @@ from memplan.planner.planning import (
     Searched,
     Tell,
     check_legal,
+    instead,
     nothing,
     pareto,
     point,
@@ -32,6 +34,17 @@ from memplan.spec.reading import JobInput
 Words = tuple[str, ...]
 Tried = dict[tuple[str, ...], tuple[Searched, Words]]
 """Searches by the names of the changes that they make, and these in words; the first by none."""
+
+
+class With(NamedTuple):
+    """A search with a set of changes."""
+
+    asked: Question
+    searched: Searched
+    words: Words
+    names: Words
+    """What ``--allow`` has for them."""
+
 
 __all__ = ["Answer", "Plan", "Plans", "Point", "Rejected", "plan"]
 
@@ -56,20 +69,21 @@ def plan(
     first = search(asked, wanted, tell)
     check_legal(first)
     tried: Tried = {(): (first, ())}
-    final, searched, training, needed = asked, first, Words(), Words()
-    if not searched.found.plans:
-        final, searched, training = _with_changes(asked, (*allowed, *AS_IT_IS), wanted, tell, tried)
-    answered = searched, final
-    if not searched.found.plans and suggest:
-        final, searched, needed = _with_changes(asked, NAMES, wanted, tell, tried)
-        training = needed
-    without = [each for each in tried.values() if each[0] not in (first, searched)]
-    points = tuple(point(*each) for each in pareto(final, searched.of, tell).plans) if front else ()
-    plans = tuple(shown(final, searched, training, price))
+    as_asked = With(asked, first, (), ())
+    final = as_asked
+    if not first.found.plans:
+        final = next(_with_changes(asked, (*allowed, *AS_IT_IS), wanted, tell, tried), as_asked)
+    answered, others = final, list[With]()
+    if not final.searched.found.plans and suggest:
+        final, *others = list(_with_changes(asked, NAMES, wanted, tell, tried)) or [as_asked]
+    searched = final.searched
+    without = [each for each in tried.values() if each[0] is not first and not each[0].found.plans]
+    points = tuple(point(*each) for each in pareto(final.asked, searched.of, tell).plans) if front else ()
+    plans = tuple(shown(final.asked, searched, final.words, price))
     recipe = plans[0].report.recipe if plans else None
     named = {each.recipe.trainer.name: each.recipe.trainer for each, _ in searched.found.plans}
-    others = (trainer for name, trainer in named.items() if name != asked.given.job.trainer)
-    said = [text for trainer in others for text in untold(final.given.job, trainer)]
+    beside = (trainer for name, trainer in named.items() if name != asked.given.job.trainer)
+    said = [text for trainer in beside for text in untold(final.asked.given.job, trainer)]
     return Plans(
         SCHEMA_VERSION,
         plans,
@@ -77,25 +91,27 @@ def plan(
         (*rejections(first), *missed(without), *absences(asked.space)),
         sum(each.of.considered for each, _ in tried.values()),
         sum(each.found.priced for each, _ in tried.values()),
-        answers(*answered, ask, tell),
-        needed,
-        (*final.assumptions, *said, *(recipe.provenance.assumptions if recipe else ())),
+        answers(answered.searched, answered.asked, ask, tell),
+        final.words if final is not answered else (),
+        tuple(instead(each.searched, each.words, each.names) for each in others),
+        (*final.asked.assumptions, *said, *(recipe.provenance.assumptions if recipe else ())),
         recipe.provenance.warnings if recipe else (),
     )
 
 
-def _with_changes(
-    asked: Question, names: Sequence[str], wanted: int, tell: Tell, tried: Tried
-) -> tuple[Question, Searched, Words]:
-    """The smallest set of changes with which something fits; the first search where none does. Every search that is
+def _with_changes(asked: Question, names: Sequence[str], wanted: int, tell: Tell, tried: Tried) -> Iterator[With]:
+    """The smallest sets of changes with which something fits; one plan of each after the first. Every search that is
     made is one more of ``tried``, and none is made twice."""
+    least = len(NAMES)
     for chosen in sets(names, asked):
-        for number, (made, words) in enumerate(changed(asked, chosen)):
-            name = (*(each.name for each in chosen), str(number))
+        own = tuple(each.name for each in chosen)
+        for number, (made, words) in enumerate(changed(asked, chosen) if len(chosen) <= least else ()):
+            name = (*own, str(number))
             if name in tried:
                 continue
             searched = search(made, wanted, tell)
             tried[name] = searched, words
             if searched.found.plans:
-                return made, searched, words
-    return asked, tried[()][0], Words()
+                yield With(made, searched, words, own)
+                least, wanted = len(chosen), 1
+                break

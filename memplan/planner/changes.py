@@ -5,9 +5,8 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from memplan.errors import UsageError, did_you_mean
-from memplan.gpus import find_gpu
 from memplan.planner.candidates import HALF
-from memplan.planner.planning import Question, question
+from memplan.planner.planning import Question, half_base, question
 from memplan.spec.job import Job
 from memplan.spec.reading import build_job
 from memplan.tables.methods import METHODS
@@ -46,11 +45,6 @@ def _adapter(job: Job) -> dict[str, Any]:
     return {"lora": {"r": RANK, **({"targets": targets} if targets else {})}}
 
 
-def _half(job: Job) -> str:
-    """The half precision whose matmuls the job's card has: none before Ampere has bf16's."""
-    return "bf16" if job.gpu is None or find_gpu(job.gpu).has_bf16 else "fp16"
-
-
 def _change(name: str, job: Job) -> Change | None:
     if name == "pure":
         dtype = job.dtype or "bf16"
@@ -72,14 +66,10 @@ def _change(name: str, job: Job) -> Change | None:
             length //= 2
         return Change(name, "shorter sequences", tuple(lengths)) if lengths else None
     if name == "lora":
-        return None if job.lora else Change(name, f"LoRA of rank {RANK}", (_adapter(job),))
+        return None if job.lora else Change(name, f"LoRA of rank {RANK}", ({**_adapter(job), **half_base(job)},))
     if job.quantization != "none":
         return None
-    lora = {} if job.lora else _adapter(job)
-    if find_trainer(job.trainer, job.trainer_version or "").numerics.loads_dtype and not (
-        {"dtype", "precision"} & job.model_fields_set
-    ):
-        lora["dtype"] = job.dtype or _half(job)  # a 4-bit base computes in what its trainer is told
+    lora = ({} if job.lora else _adapter(job)) | half_base(job)  # a 4-bit base computes in what its trainer is told
     kinds = ("nf4", "nf4-double")
     return Change(name, "QLoRA (4-bit base)", tuple({**lora, "quantization": kind} for kind in kinds))
 

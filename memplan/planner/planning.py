@@ -18,7 +18,7 @@ from memplan.planner.candidates import Candidate, Candidates
 from memplan.planner.generating import bounded, usual_trainers
 from memplan.planner.model_moves import MODELS
 from memplan.planner.pricing import Priced, Pricing, allowed_of
-from memplan.planner.result import Plan, Point, billed
+from memplan.planner.result import Instead, Plan, Point, billed
 from memplan.planner.search import Found, best, front
 from memplan.planner.space import BATCH, CHOSEN, Space
 from memplan.planner.splits import candidates
@@ -121,11 +121,30 @@ def _without_critics_batch(given: JobInput) -> tuple[JobInput, list[str]]:
     return (given._replace(job=build_job(values)), [f"{MODELS}' critic {key}" for key in gone]) if gone else (given, [])
 
 
+def half_base(job: Job) -> dict[str, Any]:
+    """What tells a trainer that loads fp32 unless told to load a frozen base in half precision, of which nothing is
+    lost: bf16, or fp16 where the job's card has no matmuls in bf16; nothing where the job says what it loads."""
+    told = find_trainer(job.trainer, job.trainer_version or "").numerics.loads_dtype
+    if not told or {"dtype", "precision"} & job.model_fields_set:
+        return {}
+    return {"dtype": "bf16" if job.gpu is None or find_gpu(job.gpu).has_bf16 else "fp16"}
+
+
+def _with_half_base(given: JobInput) -> tuple[JobInput, list[str]]:
+    """A job of adapters whose base is in half precision where nobody says, and that it is so."""
+    half = half_base(given.job) if given.job.lora is not None else {}
+    if not half:
+        return given, []
+    said = f"dtype: {half['dtype']}, which the frozen base is loaded in (--fix dtype=fp32: as the trainer does untold)"
+    return given._replace(job=given.job.but(**half), sources={**given.sources, "dtype": "option"}), [said]
+
+
 def question(given: JobInput) -> Question:
     """What is fixed and what is free. Raises UsageError where the job names no card, InvalidJob where it is unclear."""
     given = understood(given, "a plan")
     given, gone = _without_settings(given, dict.fromkeys(k for k, s in given.sources.items() if s == "option"))
     given, own = _without_critics_batch(given)
+    given, loaded = _with_half_base(given)
     job, _ = with_cluster(given.job, Notes(dict(given.sources)))
     if job.gpu is None:
         raise UsageError("a plan is for a card", "add --gpu, such as --gpu h100-80gb")
@@ -134,7 +153,7 @@ def question(given: JobInput) -> Question:
     gpu, _ = calibrated(find_gpu(job.gpu), job.calibration)
     device = card(gpu)
     fixed = {key: getattr(job, key) for key in CHOSEN if given.sources.get(key) == "option"}
-    assumptions = [device.assumed] if device.assumed else []
+    assumptions = [*([device.assumed] if device.assumed else []), *loaded]
     batch = global_batch(given, fixed, assumptions)
     freed = [*(key for key in CHOSEN if given.sources.get(key) == "file" and key not in BATCH), *gone, *own]
     if freed:
@@ -265,6 +284,16 @@ def shown(asked: Question, of: Searched, training: tuple[str, ...], price: float
         name = plan_name({**each.keys, **priced.keys})
         found, peak = speed(report.recipe), report.per_gpu.peak_instant
         yield Plan(name, report.job, report, found, peak, training, *billed(found, asked.space.gpus, price))
+
+
+def instead(of: Searched, training: tuple[str, ...], names: Sequence[str]) -> Instead:
+    """The first plan of a search, as one beside others."""
+    each, priced = of.found.plans[0]
+    report = of.reports[id(each)]
+    assert report.recipe is not None
+    assert report.verdict is not None
+    name, tokens = plan_name({**each.keys, **priced.keys}), speed(report.recipe).tokens_per_second
+    return Instead(training, ",".join(names), name, report.job, tokens, report.verdict.high_bytes)
 
 
 def point(candidate: Candidate, priced: Priced) -> Point:

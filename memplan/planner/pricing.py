@@ -129,7 +129,7 @@ class Priced(NamedTuple):
 
     def as_played(self) -> "Priced":
         """With the verdict that is shown of it."""
-        return self._replace(figures=peak(self.recipe, search=True, play=True))
+        return self._replace(figures=peak(self.recipe, search=True, play="fits"))
 
     @property
     def free(self) -> list[str]:

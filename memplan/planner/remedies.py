@@ -37,7 +37,7 @@ Found = list[tuple[Changed, Priced]]
 def remedies(given: JobInput, recipe: Recipe, device_bytes: int) -> tuple[Remedy, ...]:
     """Up to three ways to make a job fit, in the order of their tiers; where none is found, what comes nearest.
 
-    ``device_bytes``: what the job is expected to hold as it is."""
+    ``device_bytes``: what the job is expected to need as it is."""
     around = Around(given, recipe)
     found: Found = []
     more: Found = []

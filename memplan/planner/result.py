@@ -94,6 +94,22 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Instead:
+    """The fastest plan with another set of as many changes to the training."""
+
+    training: tuple[str, ...]
+    """What it changes."""
+    allow: str
+    """What ``--allow`` takes for it."""
+    name: str
+    job: dict[str, Any]
+    """The whole job."""
+    tokens_per_second: float
+    device_bytes: int
+    """The high figure, which has to fit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """A plan that would be faster and does not fit, or a way to divide the GPUs that cannot be."""
 
@@ -131,6 +147,8 @@ class Plans:
     answers: tuple[Answer, ...] = ()
     needed: tuple[str, ...] = ()
     """Where nothing fits: the smallest set of changes to the training with which something does, as its plans are."""
+    instead: tuple[Instead, ...] = ()
+    """There, what fits with each other set of as many changes."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     budget: Budget | None = None
@@ -151,7 +169,7 @@ class Plans:
 def _plain(value: Any) -> Any:
     if isinstance(value, Report):
         return value.to_dict()
-    if isinstance(value, (Plan, Point, Rejected, Answer, Speed, Budget, Row)):
+    if isinstance(value, (Plan, Point, Instead, Rejected, Answer, Speed, Budget, Row)):
         return {name: _plain(getattr(value, name)) for name in value.__slots__}
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]

@@ -6,8 +6,8 @@ from memplan.lengths.batches import sequences_of
 from memplan.lengths.distribution import cut_at
 from memplan.planner import tiers
 from memplan.planner.around import SAME, Around, Changed
-from memplan.planner.pricing import Priced
-from memplan.report import Remedy, Verdict
+from memplan.planner.pricing import Priced, allowed_of
+from memplan.report import Remedy
 from memplan.reporting import Peak, peak
 from memplan.resolve import resolve
 from memplan.spec.reading import with_changes
@@ -19,7 +19,10 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
     figures = anew(around, (each, priced))
     if figures is None or figures.verdict is None or (priced.fits and not fits(figures)):
         return None
-    device = fullest(figures.device.expected, figures.verdict)
+    if figures.device.high > allowed_of(each.recipe):  # only whether it fits is known of it
+        figures = peak(resolve(with_changes(around.given, changes)), search=True, play=False)
+    assert figures.verdict is not None
+    device = figures.verdict.needed_bytes
     if not priced.fits and device >= before:
         return None
     return Remedy(
@@ -36,18 +39,13 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
     )
 
 
-def fullest(device: int, verdict: Verdict) -> int:
-    """What a card is expected to hold at most: in the step, or where it does not fit in a phase beside it."""
-    return max(device, verdict.usable_bytes - verdict.headroom_bytes) if verdict.fits == "no" else device
-
-
 def anew(around: Around, pair: tuple[Changed, Priced]) -> Peak | None:
     """The figures of a set of moves, resolved anew and played; None where it is refused."""
     changes = {**pair[0].keys, **pair[1].keys}
     name = repr(changes)
     if name not in around.anew:
         try:
-            around.anew[name] = peak(resolve(with_changes(around.given, changes)), search=True, play=True)
+            around.anew[name] = peak(resolve(with_changes(around.given, changes)), search=True, play="fits")
         except MemplanError:
             around.anew[name] = None
     return around.anew[name]

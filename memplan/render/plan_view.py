@@ -44,6 +44,8 @@ def plan_blocks(found: "Plans", width: int) -> list[Block]:
         blocks.append(definitions(_common(found.plans[0])))
         blocks += _plans(found, width)
         blocks += _best(found)
+    if found.instead:
+        blocks += [Heading("With another change in its place"), _instead(found)]
     if found.answers:
         blocks += [Heading("Answers"), definitions([(_question(each.question), each.words) for each in found.answers])]
     if found.pareto:
@@ -61,6 +63,8 @@ def _title(found: "Plans") -> str:
         return f"Nothing fits, whatever may change; {counts}"
     name = found.plans[0].report.model.name
     if found.needed:
+        if found.instead:
+            return f"{name}: nothing fits as asked; it would with any of {len(found.instead) + 1} changes; {counts}"
         return f"{name}: nothing fits as asked; it would with {' and '.join(found.needed)}; {counts}"
     return f"{name}: {len(found.plans)} of the plans that fit, the fastest first; {counts}"
 
@@ -148,6 +152,14 @@ def _cost(plan: "Plan") -> str:
     """GPU hours of a billion tokens, and what they cost where a price is given."""
     hours = f"{plan.gpu_hours:,.4g} GPU hours a billion tokens"
     return hours if plan.cost is None else f"{hours}, which cost {plan.cost:,.2f}"
+
+
+def _instead(found: "Plans") -> Table:
+    rows = []
+    for each in found.instead:
+        figures = f"{each.tokens_per_second:,.0f}", format_bytes(each.device_bytes, 1)
+        rows.append((", ".join(each.training), each.name, *figures, f"--allow {each.allow}"))
+    return Table(columns_of("change ~ | plan ~ | tokens/s > | needs > | to type"), tuple(rows))
 
 
 def _question(name: str) -> str:

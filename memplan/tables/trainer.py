@@ -278,10 +278,10 @@ class Trainer(NamedTuple):
         return self.runs_on == "megatron"
 
     def can_be_told(self, key: str, value: Any, several: bool = False) -> bool:
-        """Whether a switch has this value; of a mapping or several words, each of them."""
+        """Whether a switch has this value; of a mapping or several words, each of them. None leaves it unsaid."""
         known = self.switches_over_several.get(key, self.switches.get(key)) if several else self.switches.get(key)
         parts = value if isinstance(value, (Mapping, list, tuple)) else (value,)
-        return known is None or all(part in known for part in parts)
+        return known is None or value is None or all(part in known for part in parts)
 
 
 def by_method(table: Mapping[str, _Word], method: str, default: _Word) -> _Word:

@@ -97,7 +97,7 @@ class Asked:
         """Whether the job fits as it is then read, with the rest as memplan's options."""
         try:
             again = with_changes(read_documents(self.files, self.options, tried), rest)
-            verdict = peak(resolve(again), search=True, play=True).verdict
+            verdict = peak(resolve(again), search=True, play="fits").verdict
         except MemplanError:
             return False
         open_ones = [each for each in again.unread if not each.above]  # a figure from above that fits, fits
