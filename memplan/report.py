@@ -151,11 +151,9 @@ class PerGpu:
     device_bytes: Bytes
     by_category: dict[str, int]
     ledger: Sequence[LedgerRow]
-    moments: Sequence[Moment] = ()
-    """The phases beside the steady step, in the order of the run."""
+    moments: Sequence[Moment] = ()  # the phases beside the steady step, in the order of the run
     first_crossing: Crossing | None = None
-    device_peak_instant: str = ""
-    """Where the device holds the most; peak_instant is that of what the trainer allocates."""
+    device_peak_instant: str = ""  # where the device holds the most; peak_instant is that of what is allocated
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -176,11 +174,9 @@ class Verdict:
     gpu: str
     fits: str
     usable_bytes: int
-    headroom_bytes: int
-    """Usable bytes less what is expected to be needed of them; negative is what is missing."""
+    headroom_bytes: int  # usable bytes less what is expected to be needed of them; negative is what is missing
     missing_bytes: int = 0  # what must go before the high figure fits with the margin
-    high_bytes: int = 0
-    """What is needed at the high figure, of all processes, the cache given back where that helps."""
+    high_bytes: int = 0  # what is needed at the high figure, of all processes, the cache given back where that helps
 
     @property
     def needed_bytes(self) -> int:
@@ -201,8 +197,7 @@ class Remedy:
     device_bytes: int
     allocated_bytes: int
     fits: str
-    relative_speed: float = 1.0
-    """Tokens per second against the job as it is, by the cost model, which ranks and promises nothing."""
+    relative_speed: float = 1.0  # tokens per second against the job as it is, by the cost model, which ranks alone
     alters_training: bool = False
     host_bytes_per_node: int = 0  # what then has to be there of a node's own memory
     write: tuple[str, ...] = ()  # the changes in the words of the job's file; empty where it came from none

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from memplan.errors import UsageError, did_you_mean
 from memplan.planner.candidates import HALF
-from memplan.planner.planning import Question, half_base, question
+from memplan.planner.freed import half_base
+from memplan.planner.planning import Question, question
 from memplan.spec.job import Job
 from memplan.spec.reading import build_job
 from memplan.tables.methods import METHODS
