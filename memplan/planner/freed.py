@@ -1,5 +1,5 @@
-"""What of a job a plan frees before it searches: a file's settings of its own sharding, a critic's batch, the dtype of a
-frozen base."""
+"""What of a job a plan frees before it searches: a file's settings of its own sharding, the batch of a critic, and what
+a frozen base is loaded in."""
 
 from collections.abc import Mapping
 from typing import Any
