@@ -175,3 +175,8 @@ def judge(device: Band, gpu: Gpu, margin: float) -> Verdict:
     fits = "yes" if device.high <= allowed else "tight" if device.expected <= gpu.usable_bytes else "no"
     spare, missing = gpu.usable_bytes - device.expected, max(0, device.high - allowed)
     return Verdict(gpu.name, fits, gpu.usable_bytes, spare, missing, device.high)
+
+
+def needed_of(verdict: Verdict) -> int:
+    """What is expected to be needed: no more than is held, where the cache can be given back."""
+    return verdict.usable_bytes - verdict.headroom_bytes

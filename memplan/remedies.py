@@ -10,7 +10,7 @@ from memplan.engine.step_and_evaluation import EVALUATION
 from memplan.errors import MemplanError
 from memplan.generated import Step
 from memplan.gpus import listed
-from memplan.meters import Totals, judge
+from memplan.meters import Totals, judge, needed_of
 from memplan.report import Card, Remedy, Report, Verdict
 from memplan.reporting import totals_of
 from memplan.resolve import resolve
@@ -36,7 +36,7 @@ def remedies(given: JobInput, report: Report) -> tuple[Remedy, ...]:
         recipe = resolve(given)
     from memplan.planner.remedies import remedies as search
 
-    return search(given, recipe, verdict.needed_bytes)
+    return search(given, recipe, needed_of(verdict))
 
 
 def changed(given: JobInput, changes: dict[str, Any]) -> Recipe:

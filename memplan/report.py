@@ -151,9 +151,11 @@ class PerGpu:
     device_bytes: Bytes
     by_category: dict[str, int]
     ledger: Sequence[LedgerRow]
-    moments: Sequence[Moment] = ()  # the phases beside the steady step, in the order of the run
+    moments: Sequence[Moment] = ()
+    """The phases beside the steady step, in the order of the run."""
     first_crossing: Crossing | None = None
-    device_peak_instant: str = ""  # where the device holds the most; peak_instant is that of what is allocated
+    device_peak_instant: str = ""
+    """Where the device holds the most; peak_instant is that of what the trainer allocates."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -174,14 +176,11 @@ class Verdict:
     gpu: str
     fits: str
     usable_bytes: int
-    headroom_bytes: int  # usable bytes less what is expected to be needed of them; negative is what is missing
+    headroom_bytes: int
+    """Usable bytes less what is expected to be needed of them; negative is what is missing."""
     missing_bytes: int = 0  # what must go before the high figure fits with the margin
-    high_bytes: int = 0  # what is needed at the high figure, of all processes, the cache given back where that helps
-
-    @property
-    def needed_bytes(self) -> int:
-        """What is expected to be needed: no more than is held, where the cache can be given back."""
-        return self.usable_bytes - self.headroom_bytes
+    high_bytes: int = 0
+    """What is needed at the high figure, of all processes, the cache given back where that helps."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -197,7 +196,8 @@ class Remedy:
     device_bytes: int
     allocated_bytes: int
     fits: str
-    relative_speed: float = 1.0  # tokens per second against the job as it is, by the cost model, which ranks alone
+    relative_speed: float = 1.0
+    """Tokens per second against the job as it is, by the cost model, which ranks and promises nothing."""
     alters_training: bool = False
     host_bytes_per_node: int = 0  # what then has to be there of a node's own memory
     write: tuple[str, ...] = ()  # the changes in the words of the job's file; empty where it came from none

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from memplan.api import estimate
 from memplan.errors import InvalidJob
+from memplan.meters import needed_of
 from memplan.planner.moves import UNORDERED, Move, moves, together, training_moves
 from memplan.planner.pricing import FREE, Pricing
 from memplan.planner.tiers import SLOWEST
@@ -68,10 +69,10 @@ def assert_true(job: dict[str, Any], report: Report) -> None:
         assert again.verdict is not None
         assert again.verdict.fits == "yes" or remedy.fits != "yes"
         assert again.per_gpu.allocated_bytes == remedy.allocated_bytes
-        assert again.verdict.needed_bytes == remedy.device_bytes
+        assert needed_of(again.verdict) == remedy.device_bytes
         assert again.host.bytes_per_node == remedy.host_bytes_per_node
         assert report.verdict is not None
-        assert remedy.frees_bytes == report.verdict.needed_bytes - remedy.device_bytes
+        assert remedy.frees_bytes == needed_of(report.verdict) - remedy.device_bytes
         assert remedy.fits == "yes" or (len(report.remedies) == 1 and remedy.frees_bytes > 0)
         assert not remedy.alters_training or remedy.cost in ("numerics", "training", "cards", "data")
         assert remedy.relative_speed > 0

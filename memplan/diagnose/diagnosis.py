@@ -11,6 +11,7 @@ from memplan.diagnose.messages import Message, messages
 from memplan.diagnose.phases import Frame, Place, frames_of, place_in_log, place_of, plain_lines, was_resumed
 from memplan.diagnose.readings import Match, readings, written
 from memplan.errors import UsageError
+from memplan.meters import needed_of
 from memplan.moments import phase_of
 from memplan.report import Remedy, Report
 from memplan.spec.reading import JobInput, with_changes
@@ -140,7 +141,7 @@ def diagnose_job(text: str, given: JobInput) -> Diagnosis:
         return found._replace(remedies=remedies, solved=words)
     again = estimate(with_changes(given, longer))
     verdict = again.verdict
-    device = verdict.needed_bytes if verdict else again.per_gpu.device_bytes.expected
+    device = needed_of(verdict) if verdict else again.per_gpu.device_bytes.expected
     fits = f" ({verdict.fits} on {verdict.gpu})" if verdict else ""
     what = ", ".join(f"{key} {value:,}" for key, value in longer.items())
     solved = f"With {what}, as the size tells, the job needs {format_bytes(device)} of the device{fits}."
@@ -278,7 +279,7 @@ def as_said(report: Report, longer: dict[str, int], needed: int) -> tuple[Remedy
     cost = "data" if length else "nothing"
     return (
         Remedy(
-            title, changes, cost, needed - report.verdict.needed_bytes, report.verdict.needed_bytes,
+            title, changes, cost, needed - needed_of(report.verdict), needed_of(report.verdict),
             gpu.allocated_bytes, report.verdict.fits, host_bytes_per_node=report.host.bytes_per_node,
         ),
     )  # fmt: skip

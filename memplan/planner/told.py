@@ -4,6 +4,7 @@ from memplan.cost.face import examples_per_step
 from memplan.errors import MemplanError
 from memplan.lengths.batches import sequences_of
 from memplan.lengths.distribution import cut_at
+from memplan.meters import needed_of
 from memplan.planner import tiers
 from memplan.planner.around import SAME, Around, Changed
 from memplan.planner.pricing import Priced, allowed_of
@@ -22,7 +23,7 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
     if figures.device.high > allowed_of(each.recipe):  # only whether it fits is known of it
         figures = peak(resolve(with_changes(around.given, changes)), search=True, play=False)
     assert figures.verdict is not None
-    device = figures.verdict.needed_bytes
+    device = needed_of(figures.verdict)
     if not priced.fits and device >= before:
         return None
     return Remedy(

@@ -54,7 +54,7 @@ def _answer(report: Report) -> str:
 
 def _card(verdict: Verdict, report: Report, top: int) -> Iterator[str]:
     """The card as a bar: what is needed of it as expected, and at worst, the margin, what is over."""
-    usable, needed = verdict.usable_bytes, verdict.needed_bytes
+    usable, needed = verdict.usable_bytes, verdict.usable_bytes - verdict.headroom_bytes
     allowed = int(usable * (1 - report.job.get("margin", 0)))
     high = max(needed, allowed + verdict.missing_bytes) if verdict.missing_bytes else needed
     most, wide = max(usable, high), WIDTH - 14 - LEFT

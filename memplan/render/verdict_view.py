@@ -139,7 +139,7 @@ def _needed(report: Report, verdict: Verdict) -> str:
     """What has to fit: the device's figures, or what is needed of them, where that was looked for."""
     worst = fullest(report)
     if worst is not None and not _fuller(report):
-        needed = verdict.needed_bytes
+        needed = verdict.usable_bytes - verdict.headroom_bytes
         if needed < worst.device_bytes and report.per_gpu.reserved_bytes.needs_sought:
             held = format_bytes(worst.device_bytes)
             return f"device memory: {format_bytes(needed)} needed, {held} held at {worst.name} with the trainer's cache"
@@ -150,7 +150,7 @@ def _needed(report: Report, verdict: Verdict) -> str:
         return f"device memory in {fuller.name}: {expected} expected, up to {most}"
     if device.high <= words.needs_high(report.per_gpu):
         return f"device memory: {format_bytes(device.expected)} expected, up to {_most(report, verdict)}"
-    needs = format_bytes(verdict.needed_bytes)
+    needs = format_bytes(verdict.usable_bytes - verdict.headroom_bytes)
     return f"device memory: {needs} needed, up to {_most(report, verdict)}, with PyTorch's unused cache freed"
 
 
