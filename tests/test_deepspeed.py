@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.build import build_ledger
 from memplan.engine.parallel.zero.buckets import buckets_of
-from memplan.engine.parallel.zero.coordinator import Limits, Module
+from memplan.engine.parallel.zero.coordinator import Limits, Module, Visit
 from memplan.engine.parallel.zero.flat_groups import (
     Group,
     groups_of,
@@ -20,7 +20,9 @@ from memplan.engine.parallel.zero.flat_groups import (
     sizes_in_order,
     sub_groups,
 )
-from memplan.engine.parallel.zero.prefetch import Gathered, Half, Order, Stretch, gathered
+from memplan.engine.parallel.zero.module_order import Half, Stretch, Visits
+from memplan.engine.parallel.zero.prefetch import Gathered, Pass, gathered
+from memplan.engine.play.notes import DONE, USED, Note
 from memplan.engine.tensors import Weight
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report
@@ -177,64 +179,72 @@ def test_a_bucket_of_one_tensor_is_not_copied() -> None:
     assert buckets_of((100, 600), 500) == (700, 700)
 
 
-def step_of(order: Order, limits: Limits) -> dict[str, Gathered]:
+Modules = list[Module]
+
+
+def run(**halves: Modules) -> Pass:
+    """A forward and what runs until the next one, each module a stretch of its own."""
+    found = []
+    for name, modules in halves.items():
+        notes = [(Note(USED),) * len(each.parameters) + (Note(DONE),) for each in modules]
+        found.append((name, Half(Stretch(str(i), each) for i, each in enumerate(notes))))
+    return Pass(
+        Visits(Visit(each, len(each.parameters)) for modules in halves.values() for each in modules), tuple(found)
+    )
+
+
+def step_of(modules: Modules, limits: Limits) -> list[Gathered]:
     """The stretches of one pass that is a step's only one."""
-    return {stretch: found for (_, stretch), found in gathered((("policy", True, order),), (), limits).items()}
+    return list(gathered((run(policy=modules),), (), limits).values())
 
 
-def line(*sizes: int) -> Order:
-    return Order(Stretch(f"layer {i}", (Module(((i, size),)),)) for i, size in enumerate(sizes))
+def line(*sizes: int) -> Modules:
+    return [Module(((i, size),)) for i, size in enumerate(sizes)]
 
 
 def test_without_prefetch_one_module_is_gathered_at_a_time() -> None:
     found = step_of(line(100, 200, 50), Limits(0, 10**9, 0, 0, 4))
-    assert [each.most for each in found.values()] == [100, 200, 52]
-    assert {each.left for each in found.values()} == {0}
+    assert [each.most for each in found] == [100, 200, 52]
+    assert {each.left for each in found} == {0}
 
 
 def test_several_parameters_in_one_call_are_there_twice() -> None:
-    stretch = Order([Stretch("layer 0", (Module(((0, 100), (1, 20))),))])
-    assert step_of(stretch, Limits(0, 10**9, 0, 0, 4))["layer 0"].most == 240
-    assert step_of(stretch, Limits(0, 10**9, 0, 0, 4, sequential=True))["layer 0"].most == 120
+    both = [Module(((0, 100), (1, 20)))]
+    assert step_of(both, Limits(0, 10**9, 0, 0, 4))[0].most == 240
+    assert step_of(both, Limits(0, 10**9, 0, 0, 4, sequential=True))[0].most == 120
 
 
 def test_what_is_used_again_soon_stays() -> None:
-    again = Order([Stretch("forward", line(100)[0].modules), Stretch("backward", line(100)[0].modules)])
-    assert step_of(again, Limits(0, 10**9, 1, 0, 4))["forward"].left == 100
-    assert step_of(again, Limits(0, 10**9, 0, 0, 4))["forward"].left == 0
+    assert step_of(line(100) * 2, Limits(0, 10**9, 1, 0, 4))[0].left == 100
+    assert step_of(line(100) * 2, Limits(0, 10**9, 0, 0, 4))[0].left == 0
 
 
 def test_what_runs_in_another_order_than_was_recorded_is_gathered_module_by_module() -> None:
     """A forward of its own before the one that is trained makes the record, which has no backward: from there on
     nothing is fetched ahead and nothing stays, in every step."""
-    forward, back = line(100, 100, 100), Order(reversed(line(100, 100, 100)))
-    trained = ("policy", True, forward), ("policy", False, Order(s._replace(name=s.name + " back") for s in back))
-    scored: tuple[Half, ...] = (("scored", True, forward), *trained)
+    forward = line(100, 100, 100)
+    scored, trained = run(scored=forward), run(policy=forward, back=forward[::-1])
     ahead = Limits(100, 10**9, 10**9, 0, 4)
-    assert {found.most for found in gathered(scored[:1], (), ahead).values()} == {200, 100}
-    found = gathered(scored, (), ahead)
-    assert {found["scored", f"layer {i}"] for i in range(3)} == {Gathered(100, 0)}
-    assert found["policy", "layer 0"] == Gathered(200, 100)
-    assert {found["policy", f"layer {i} back"] for i in range(3)} == {Gathered(100, 0)}
-    alone = gathered(trained, (), ahead)
-    assert alone["policy", "layer 2"].left == 300
+    assert {found.most for found in gathered((scored,), (), ahead).values()} == {200, 100}
+    found = gathered((scored, trained), (), ahead)
+    assert {found["scored", str(i)][:2] for i in range(3)} == {(100, 0)}
+    assert found["policy", "0"][:2] == (200, 100)
+    assert {found["back", str(i)][:2] for i in range(3)} == {(100, 0)}
+    alone = gathered((trained,), (), ahead)
+    assert alone["policy", "2"].left == 300
 
 
 def test_an_evaluation_leaves_whole_what_the_backward_would_need_soon() -> None:
     forward = line(100, 100, 100)
-    trained: tuple[Half, ...] = (
-        ("policy", True, forward),
-        ("policy", False, Order(s._replace(name=s.name + " back") for s in reversed(forward))),
-    )
-    near = Limits(0, 10**9, 250, 0, 4)
-    found = gathered(trained, (("policy", True, forward),), near)
-    assert gathered(trained, (), near)["policy", "layer 0"].most == 100
-    assert found["policy", "layer 0"].most == 300
-    assert found["policy", "layer 2"].left == 200
+    trained, near = run(policy=forward, back=forward[::-1]), Limits(0, 10**9, 250, 0, 4)
+    found = gathered((trained,), (run(policy=forward),), near)
+    assert gathered((trained,), (), near)["policy", "0"].most == 100
+    assert found["policy", "0"].most == 300
+    assert found["policy", "2"].left == 200
 
 
 def test_persistent_parameters_are_never_gathered() -> None:
-    assert step_of(line(100, 10), Limits(0, 10**9, 0, 10, 4))["layer 1"].most == 0
+    assert step_of(line(100, 10), Limits(0, 10**9, 0, 10, 4))[1].most == 0
 
 
 @given(
@@ -248,11 +258,10 @@ def test_gathered_weights_lie_between_one_module_and_the_model(
     sizes: list[int], prefetch: int, reuse: int, ranks: int
 ) -> None:
     forward = line(*sizes)
-    order = Order([*forward, *(stretch._replace(name=f"{stretch.name} back") for stretch in reversed(forward))])
-    found = step_of(order, Limits(prefetch, 10**9, reuse, 0, ranks))
-    most = max(each.most for each in found.values())
+    found = step_of(forward + forward[::-1], Limits(prefetch, 10**9, reuse, 0, ranks))
+    most = max(each.most for each in found)
     assert max(sizes) <= most <= 2 * sum(size + ranks for size in sizes)
-    assert found[order[-1].name].left == 0
+    assert found[-1].left == 0
 
 
 # -- offload ----------------------------------------------------------------------------------------------------------

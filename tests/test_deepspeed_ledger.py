@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from memplan.engine.build import build_ledger
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.zero.module_order import forward_of
+from memplan.engine.micro_step import stages
+from memplan.engine.parallel.zero.stage3 import passes_of
 from memplan.errors import InvalidJob
 from memplan.reporting import build_report
 from memplan.resolve import resolve
@@ -188,13 +189,8 @@ def test_adapters_that_are_switched_off_leave_the_order_up_to_the_first_of_them(
     """PEFT's wrappers run around linears whose adapters rest, and the base's weights are the same ones."""
     job = {"model": "llama-3.2-1b", "method": "dpo", "zero_stage": 3, "num_gpus": 8, "lora": {"r": 8}}
     recipe = resolve(read_job(job))
-    off, on = (
-        [module for stretch in stretches for module in stretch.modules]
-        for stretches in (
-            forward_of(recipe.model, None, around=recipe.adapter),
-            forward_of(recipe.model, recipe.adapter),
-        )
-    )
+    off, on = ([visit.module for visit in one.visits] for one in passes_of(list(stages(recipe)), recipe.adapter))
     differ = next(at for at, (one, other) in enumerate(zip(off, on, strict=False)) if one != other)
     assert [size for _, size in on[differ].parameters] == [8 * recipe.model.hidden_size]
-    assert [each for each in on if each in off and each.parameters] == [each for each in off if each.parameters]
+    rest = iter(on)
+    assert all(each in rest for each in off if each.parameters)

@@ -16,9 +16,8 @@ from memplan.engine.allocator.events import is_covered, step_events
 from memplan.engine.allocator.replay import EMPTY_CACHE, StepEvents, play
 from memplan.engine.build import build_ledger
 from memplan.engine.play.unfolding import _of_hooks, played
-from memplan.engine.play.zero.divided import placed
 from memplan.engine.play.zero.engine import notes_of
-from memplan.engine.play.zero.visits import Modules, passes_of, visits_of
+from memplan.engine.play.zero.visits import Modules, passes_of, placed, visits_of
 from memplan.engine.tensors import count, model_weights
 from memplan.reporting import build_report
 from memplan.resolve import resolve

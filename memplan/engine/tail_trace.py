@@ -11,6 +11,7 @@ from memplan.engine.tape import ops
 from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
+from memplan.engine.tape.watched import NO_USES, Uses, Watched
 from memplan.engine.traces import Alive, alive_now, input_of, peaks_of
 from memplan.spec.model import ModelSpec
 from memplan.spec.recompute import Recompute
@@ -30,6 +31,8 @@ class TailTrace(NamedTuple):
     host: int = 0
     outputs: int = 0
     """What the caller holds of the model's outputs until backward is done."""
+    uses: tuple[Uses, Uses] = NO_USES, NO_USES
+    """When its modules run forward, and back, where weights are gathered module by module."""
 
 
 def trace_tail(
@@ -60,7 +63,8 @@ def tail_trace(
     input_needs_grad: bool,
 ) -> TailTrace:
     """What ``trace_tail`` gives, once for what tails read."""
-    tape = Tape(mode.numerics.autocast, in_place=mode.in_place)
+    kind = Watched if mode.saves_inputs else Tape
+    tape = kind(mode.numerics.autocast, in_place=mode.in_place)
     tape.grad_enabled, tape.shared_casts = grad, mode.shared_casts
 
     tape.offload = OFFLOADS[mode.offload]() if mode.offload and grad else None
@@ -76,10 +80,13 @@ def tail_trace(
         tape.offload.settle()
     host = tape.offload.host_bytes if tape.offload is not None else 0
     saved = alive_now(tape)
+    if node is None:  # the loss may be the last that reads the head
+        tape.used()
+    uses = tape.uses() or NO_USES
     whole.clear()  # the trainer's ``compute_loss`` has returned, and with it went its ``logits``
     if node is None:
         held.clear()
-        return TailTrace(saved, casts, forward, {}, 0, 0, 0)
+        return TailTrace(saved, casts, forward, {}, 0, 0, 0, uses=(uses, NO_USES))
     tape.gradient_mode = gradients
     tape.peaks.clear()
     tape.await_others()
@@ -92,4 +99,5 @@ def tail_trace(
     head_gradient = spec.head.parameters * mode.numerics.itemsize if head_trained else 0
     boundary = p.stream(width).elements * mode.residual_itemsize
     backward = peaks_of(tape, "backward")
-    return TailTrace(saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs)
+    used = uses, tape.uses() or NO_USES
+    return TailTrace(saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs, used)

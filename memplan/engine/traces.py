@@ -16,7 +16,7 @@ from memplan.engine.tape.graph import Frame, Node, Tensor
 from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.engine.tape.tape import Tape
-from memplan.engine.tape.watched import Uses, Watched
+from memplan.engine.tape.watched import NO_USES, Uses, Watched
 from memplan.spec.layer import Layer
 from memplan.spec.recompute import Recompute
 from memplan.tables.styles import GradientMode, PassStyle
@@ -72,7 +72,7 @@ class LayerTrace(NamedTuple):
     """Saved tensors that wait on the host."""
     keeps_logits: bool = False
     """Its nodes hold what its router recorded."""
-    uses: tuple[Uses, Uses] = (Uses(), Uses())
+    uses: tuple[Uses, Uses] = NO_USES, NO_USES
     """When its modules run forward, and back, where weights are gathered module by module."""
 
 
@@ -168,7 +168,7 @@ def layer_trace(
     del logits
     p.shared.clear()
     casts, forward = casts_of(tape), max(peaks_of(tape, "forward").values(), key=lambda alive: alive.size)
-    uses, node, dim = Uses(tape.uses()), y.node, y.dim
+    uses, node, dim = tape.uses() or NO_USES, y.node, y.dim
     held = [x] if style == "checkpoint" and away is None else []
     watched = weakref.ref(x.storage) if x.storage else None
     del x, y  # ``hidden_states = decoder_layer(hidden_states, …)``: from here on what nodes saved lives (LlamaModel)
@@ -188,10 +188,10 @@ def layer_trace(
     if style == "checkpoint" and node is None:  # no graph holds the checkpoint, nor the checkpoint its input
         saved, keeps_input = NOTHING, False
     if style == "no-grad":
-        return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, Uses()))
+        return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, NO_USES))
     if not to_the_end:
         return LayerTrace(
-            boundary, keeps_input, saved, casts, forward, {"": NOTHING} if node else {}, 0, uses=(uses, Uses())
+            boundary, keeps_input, saved, casts, forward, {"": NOTHING} if node else {}, 0, uses=(uses, NO_USES)
         )
     tape.category = "recomputation"
     if style == "reentrant":
@@ -220,7 +220,7 @@ def layer_trace(
         frame.run = lambda hollow: recompute(hollow, p, layer, back())
     host = away.host_bytes if away is not None else 0
     if node is None:
-        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host, uses=(uses, Uses()))
+        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host, uses=(uses, NO_USES))
     tape.gradient_mode = gradients
     recomputed = peaks_of(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
@@ -229,7 +229,7 @@ def layer_trace(
     if read is not None:
         above[read[0]] = [Tensor(*read[1], None) if mode.router.stacked else tape.gradient(read[1], "router logits")]
     tape.backward(node, start, above)
-    backward, used = peaks_of(tape, "backward"), Uses(tape.uses())
+    backward, used = peaks_of(tape, "backward"), tape.uses() or NO_USES
     for worst in (recomputed or peaks_of(tape, "recompute")).values():
         if worst.size > backward.get("feed-forward", NOTHING).size:
             backward["feed-forward"] = worst
@@ -252,6 +252,7 @@ def _read(mode: Mode, logits: Tensor | None) -> tuple[Node, tuple[Dim, int]] | N
 def recompute(frame: Frame, p: Pass, layer: Layer, x: Tensor) -> None:
     """The forward again, from the checkpointed input, under an autocast of its own."""
     tape = p.tape
+    tape.reaches(frame.nodes[-1])
     tape.shared_casts = ""
     tape.refill(frame, lambda: decoder_layer(p, layer, x))
     p.shared.clear()

@@ -4,14 +4,14 @@ Where the tapes of ``traces.py`` play one layer of each kind, here all of them a
 runs them. Parameters are the same over all passes, and keep gradients between backwards, as ``Tensor.grad`` does."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from memplan.engine.play.notes import AHEAD, DONE, USED, USED_BACK, InTower, noted
+from memplan.engine.play.notes import InTower, noted
 from memplan.engine.play.sharding import Sharding
-from memplan.engine.tape.graph import Node, Param, Storage, Tensor
+from memplan.engine.tape.graph import Param, Storage, Tensor
 from memplan.engine.tape.tags import Tag
-from memplan.engine.tape.tape import Tape
+from memplan.engine.tape.watched import Watching
 from memplan.tables.styles import Fused
 
 
@@ -41,13 +41,12 @@ class PlayedStorage(Storage):
                     tape.waiting_for[stream] += 1
 
 
-class PlayTape(Tape):
+class PlayTape(Watching):
     """``events`` are pairs of a storage's number and its bytes, negative where it is freed; ``tags`` say what each
     storage is; ``marks`` are the positions at which a named part of the step begins."""
 
     storage_type: type[Storage] = PlayedStorage
     plays_all = True
-    _running: Node | None = None
 
     def close(self) -> None:
         """Let go of what is on record: the tape, which its storages name, is found by the collector of cycles alone."""
@@ -61,8 +60,6 @@ class PlayTape(Tape):
         self.marks: list[tuple[int, str]] = []
         self.stored: dict[Param, Tensor] = {}
         """``.grad`` of each parameter that has one."""
-        self.scopes: dict[Param, object] = {}
-        """Where each parameter is: a layer's number, or outside."""
         self.sharding = Sharding()
         self.stream = 0
         self.streams: dict[int, int] = {}
@@ -71,9 +68,6 @@ class PlayTape(Tape):
         """Streams that use a storage of another (``record_stream``)."""
         self.waiting_for: Counter[int] = Counter()
         """How many storages were freed so far that wait for each stream."""
-        self.read: dict[int, list[Param]] = {}
-        """The parameters that a node reads when it runs back, by its sequence number."""
-        self.reached_ahead = 0
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -97,52 +91,10 @@ class PlayTape(Tape):
         """The host waits for the device: a number of it is read (``loss.item()``, a check for NaN)."""
         self.reached(dict(self.waiting_for))
 
-    @property
-    def running(self) -> Node | None:
-        """The node that runs back."""
-        return self._running
-
-    @running.setter
-    def running(self, node: Node | None) -> None:
-        self._running = node
-        self.runs(node)
-        if self.watches and node is not None:
-            reads = self.read.pop(node.sequence, ())
-            if node.sequence == self.reached_ahead:
-                return  # its module runs since before the recomputation, which has used it too
-            self.used()
-            for param in reads:
-                self.use(param, USED_BACK)
-
-    def reaches(self, node: Node) -> None:
-        """Backward has come to a node whose checkpoint is made again before it runs."""
-        if self.watches:
-            self.used()
-            self.reached_ahead = node.sequence
-            for param in self.read.get(node.sequence, ()):
-                self.use(param, AHEAD)
-            self.using = False
-
-    def runs(self, node: Node | None) -> None:
-        """A node begins to run back: nothing, where all layers are played."""
-
-    def reads(self, node: Node, inputs: Sequence[Tensor]) -> None:
-        """Note the parameters that a node reads."""
-        params = [each for each in inputs if isinstance(each, Param) and each in self.scopes]
-        if params:
-            self.read[node.sequence] = params
-
-    def use(self, param: Param, how: str = USED) -> None:
-        """Note that the module of a parameter runs."""
-        if self.watches:
-            self.using = True
-            self.mark(noted(how, self.place_of(param), param.name, param.dim.elements))
-
-    def used(self) -> None:
-        """Note that the last has run."""
-        if self.using:
-            self.using = False
-            self.mark(noted(DONE))
+    def happens(self, what: str, param: Param | None = None) -> None:
+        """Among the marks."""
+        named = (self.place_of(param), param.name, param.dim.elements) if param is not None else ()
+        self.mark(noted(what, *named))
 
     def enter(self, layer: int) -> None:
         """A loop over the layers has come to this one, or (-1) to its end: nothing, where all of them are played."""

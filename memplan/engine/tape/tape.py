@@ -23,7 +23,7 @@ from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.tables.styles import Bucket, Fused, GradientMode, SavedBy, SharedCasts
 
 if TYPE_CHECKING:
-    from memplan.engine.tape.watched import Use
+    from memplan.engine.tape.watched import Uses
 
 
 _made = tuple.__new__  # of what ten thousand are made of: twice as fast as by its class
@@ -105,12 +105,15 @@ class Tape:
             self.used()
         return result
 
-    def use(self, param: Param) -> None:
+    def use(self, param: Param, how: str = "") -> None:
         """Note that the module of a parameter runs."""
 
-    def uses(self) -> dict[tuple[bool, str], Use]:
+    def uses(self) -> Uses | None:
         """When modules have run since it was asked last, if that is watched."""
-        return {}
+        return None
+
+    def reaches(self, node: Node) -> None:
+        """Backward has come to a node whose checkpoint is made again before it runs."""
 
     def used(self) -> None:
         """Note that the module of the parameter that was used last has run."""

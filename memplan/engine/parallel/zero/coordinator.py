@@ -6,6 +6,7 @@ parameters in one call are gathered into a flat buffer and copied out, and the b
 used (deepspeed 0.19 runtime/zero/partitioned_param_coordinator.py: fetch_sub_module, __params_to_release;
 partition_parameters.py: AllGatherCoalescedHandle, _all_gather_sequential)."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -33,6 +34,21 @@ EMPTY = Module(())
 """A module without parameters of its own, which fetches ahead as any does."""
 
 
+class Visit(NamedTuple):
+    """A module runs: so many uses of its parameters, one after another; none where it has no parameters."""
+
+    module: Module = EMPTY
+    uses: int = 0
+    held: bool = False
+    """It is not released yet: it runs back when its checkpoint has been made again."""
+    norm: bool = False
+    """It stands before a mixer or a feed-forward."""
+    of: str = ""
+    """The linear whose adapter it is a part of, or that has an adapter."""
+    part: str = ""
+    """Which of them: that linear has none."""
+
+
 class Call:
     """One gathering of several parameters: the flat buffer, until the last of them has been waited for."""
 
@@ -57,6 +73,35 @@ class Coordinator:
         self.cursor: dict[int, int] = {}
         self.kept: dict[tuple[int, int], bool] = {}
         """What was decided where, once for all passes (``__params_to_release`` is cached)."""
+        self.visits: Sequence[Visit] = ()
+        self.place, self.reads, self.released = -1, 0, True
+
+    # -- what runs ----------------------------------------------------------------------------------------------------
+
+    def begins(self, visits: Sequence[Visit]) -> None:
+        """A forward begins, and these modules run until the next one does."""
+        self._leave()
+        self.begin()
+        self.visits, self.place = visits, -1
+
+    def used(self) -> None:
+        """A parameter of a module is about to be read: of the one that runs, or of the next."""
+        while self.place < 0 or self.reads == self.visits[self.place].uses:
+            self._leave()
+            self.place, self.reads, self.released = self.place + 1, 0, False
+            self.fetch(self.visits[self.place].module)
+        self.reads += 1
+
+    def done(self) -> None:
+        """It has been, and the module releases it, if that was the last."""
+        if self.place >= 0 and self.reads == self.visits[self.place].uses:
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self.released:
+            self.released = True
+            if not self.visits[self.place].held:
+                self.release(self.visits[self.place].module)
 
     # -- the recorded order -------------------------------------------------------------------------------------------
 
@@ -107,14 +152,16 @@ class Coordinator:
     def fetch(self, module: Module) -> None:
         """What the module needs, then what comes behind it (``fetch_sub_module``)."""
         self._follow(module)
-        own = [each for each in module.parameters if each[1] > self.limits.persistent]
-        missing = [each for each in own if each[0] not in self.ready and each[0] not in self.flying]
-        self._gather(missing)
-        for identity, _ in own:
-            if identity in self.flying:
-                self._wait(identity)
+        persistent, ready, flying = self.limits.persistent, self.ready, self.flying
+        own = [each for each in module.parameters if each[1] > persistent]
+        if own:
+            self._gather([each for each in own if each[0] not in ready and each[0] not in flying])
+            for identity, _ in own:
+                if identity in flying:
+                    self._wait(identity)
         if self.knows:
-            self._discard(module, self.at)
+            if module.parameters:
+                self._discard(module, self.at)
             self._prefetch()
         self.most = max(self.most, self.size)
         self.at += 1

@@ -1,115 +1,89 @@
 """What ZeRO-3 has gathered over the passes of a step, stretch by stretch, and of an evaluation after it."""
 
-from __future__ import annotations
-
-from functools import cached_property, lru_cache
-from itertools import zip_longest
+from functools import lru_cache
 from typing import NamedTuple
 
-from memplan.engine.parallel.zero.coordinator import Coordinator, Limits, Module
+from memplan.engine.parallel.zero.coordinator import Coordinator, Limits
+from memplan.engine.parallel.zero.module_order import Half, Visits
+from memplan.engine.play.notes import DONE
 
-Read = tuple[bool, tuple[str, ...]]
-"""Whether a module runs back, and the names of its parameters."""
-
-
-class Stretch(NamedTuple):
-    """Modules that run one after another, and the name under which the most that is gathered meanwhile is asked for."""
-
-    name: str
-    modules: tuple[Module, ...]
-    reads: tuple[Read, ...] = ()
-    """Of each of them."""
-
-
-class Step(NamedTuple):
-    """A module runs: elements at most from the one before until it has what it needs, while it runs, and then."""
-
-    read: Read
-    fetching: int
-    using: int
-    released: int
+Step = tuple[int, int]
+"""At a note, elements: the most until a module has what it needs, and then."""
 
 
 class Gathered(NamedTuple):
-    """Elements: the most while a stretch runs, and what is left when it has run."""
+    """Elements: the most while a stretch runs, what is left when it has run, what was there when it began, and at each
+    of its notes."""
 
     most: int
     left: int
-    first: int = 0
-    """When it begins."""
+    first: int
     steps: tuple[Step, ...] = ()
-    """Of the modules with parameters, where the stretch names them."""
 
-    def joined(self, other: Gathered) -> Gathered:
+    def joined(self, other: "Gathered") -> "Gathered":
         """The larger figures of two."""
-        steps = (
-            Step(one.read, *map(max, one[1:], same[1:])) for one, same in zip(self.steps, other.steps, strict=True)
-        )
+        steps = ((max(a, c), max(b, d)) for (a, b), (c, d) in zip(self.steps, other.steps, strict=True))
         most, left, first = map(max, self[:3], other[:3])
         return Gathered(most, left, first, tuple(steps))
 
 
-class Order(tuple[Stretch, ...]):
-    """The recorded order. Compared as an object: to hash its hundreds of modules would cost more than what is asked."""
+class Pass(NamedTuple):
+    """From the begin of a forward to that of the next one: modules, and the names of passes with the halves of them
+    that run then."""
 
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    @cached_property
-    def sizes(self) -> frozenset[int]:
-        """Elements of the parameters."""
-        return frozenset(size for stretch in self for module in stretch.modules for _, size in module.parameters)
+    visits: Visits
+    halves: tuple[tuple[str, Half], ...]
 
 
-Half = tuple[str, bool, Order]
-"""Of a pass of this name, whether it is its forward, and what runs then."""
 Figures = dict[tuple[str, str], Gathered]
 """By the names of pass and stretch."""
 
 
-def gathered(halves: tuple[Half, ...], after: tuple[Half, ...], limits: Limits) -> Figures:
-    """Elements that are gathered in a step whose micro-steps are of these halves of passes, and in the batches of an
-    evaluation ``after`` it. Ranks matter by padding alone: numbers that divide all parameters are played once."""
-    whole = not any(size % limits.ranks for _, _, order in (*halves, *after) for size in order.sizes)
-    return _played(halves, after, limits._replace(ranks=1) if whole else limits)
+def gathered(passes: tuple[Pass, ...], after: tuple[Pass, ...], limits: Limits) -> Figures:
+    """Elements that are gathered in a step whose micro-steps are of these passes, and in the batches of an evaluation
+    ``after`` it. Ranks matter by padding alone: numbers that divide all parameters are played once."""
+    whole = not any(size % limits.ranks for one in (*passes, *after) for size in one.visits.sizes)
+    return _played(passes, after, limits._replace(ranks=1) if whole else limits)
 
 
 @lru_cache(maxsize=128)
-def _played(halves: tuple[Half, ...], after: tuple[Half, ...], limits: Limits) -> Figures:
-    """As it is once all micro-steps are alike: the third at the latest. Of an evaluation the first batch finds nothing
-    whole, and the others what the one before has left."""
-    coordinator, figures = Coordinator(limits), Figures()
-    if sum(begins for _, begins, _ in halves) == 1:
-        coordinator.trace = [module for *_, order in halves for stretch in order for module in stretch.modules]
+def _played(passes: tuple[Pass, ...], after: tuple[Pass, ...], limits: Limits) -> Figures:
+    """As it is once all micro-steps are alike, or every other: the third and the fourth. Of an evaluation the first
+    batch finds nothing whole, and the others what the one before has left."""
+    coordinator, found = Coordinator(limits), list[Figures]()
+    if len(passes) == 1:
+        coordinator.trace = [visit.module for visit in passes[0].visits]
         coordinator.learn()
-    for _ in range(1 if coordinator.knows else 3):
-        figures = _run(coordinator, halves)
+    for _ in range(1 if coordinator.knows else 4):
+        before = coordinator.knows, coordinator.records
+        found.append(_run(coordinator, passes))
+        if found[-2:-1] == found[-1:] and before == (coordinator.knows, coordinator.records):
+            break
     coordinator.end()
     batches = [_run(coordinator, after) for _ in range(2 if after else 0)]
-    return {**figures, **{key: found.joined(batch[key]) for batch in batches[1:] for key, found in batches[0].items()}}
+    return _joined(found[-2:]) | (_joined(batches) if batches else {})
 
 
-def _run(coordinator: Coordinator, halves: tuple[Half, ...]) -> Figures:
+def _joined(both: list[Figures]) -> Figures:
+    return {key: figure.joined(both[-1][key]) for key, figure in both[0].items()}
+
+
+def _run(coordinator: Coordinator, passes: tuple[Pass, ...]) -> Figures:
     """One micro-step."""
     figures = Figures()
-    for name, begins, order in halves:
-        if begins:
-            coordinator.begin()
-        for stretch in order:
-            figures[name, stretch.name] = _through(coordinator, stretch)
+    for one in passes:
+        coordinator.begins(one.visits)
+        for name, half in one.halves:
+            for stretch in half:
+                coordinator.most = most = first = coordinator.size
+                steps = list[Step]()
+                for note in stretch.notes:
+                    coordinator.most = coordinator.size
+                    if note.what == DONE:
+                        coordinator.done()
+                    elif note.what:
+                        coordinator.used()
+                    most = max(most, coordinator.most)
+                    steps.append((coordinator.most, coordinator.size))
+                figures[name, stretch.name] = Gathered(most, coordinator.size, first, tuple(steps))
     return figures
-
-
-def _through(coordinator: Coordinator, stretch: Stretch) -> Gathered:
-    coordinator.most = most = first = coordinator.size
-    steps = list[Step]()
-    for module, read in zip_longest(stretch.modules, stretch.reads):
-        coordinator.fetch(module)
-        most, using = max(most, coordinator.most), coordinator.size
-        coordinator.release(module)
-        if read and read[1]:
-            steps.append(Step(read, coordinator.most, using, coordinator.size))
-            coordinator.most = coordinator.size
-    return Gathered(most, coordinator.size, first, tuple(steps))

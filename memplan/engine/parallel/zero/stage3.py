@@ -2,7 +2,7 @@
 
 deepspeed 0.19 runtime/zero/stage3.py, partitioned_param_coordinator.py."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -11,21 +11,22 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp2.units import reads_head
 from memplan.engine.parallel.zero.coordinator import Limits
 from memplan.engine.parallel.zero.flat_groups import divided, groups_of, largest
-from memplan.engine.parallel.zero.module_order import largest_module, order_of
-from memplan.engine.parallel.zero.prefetch import Figures, Gathered, Half, gathered
+from memplan.engine.parallel.zero.module_order import Half, Model, half_of, largest_module, run_by
+from memplan.engine.parallel.zero.prefetch import Figures, Gathered, Pass, gathered
 from memplan.engine.passes import TracedPass
-from memplan.engine.tape.watched import DONE, Uses
+from memplan.engine.play.zero.visits import USES
+from memplan.engine.tape.watched import Order, Uses
 from memplan.engine.tensors import Weight
-from memplan.engine.traces import NOTHING
-from memplan.spec.groups import Quantised
+from memplan.engine.traces import NOTHING, LayerTrace
 from memplan.spec.lora import Adapter
-from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
 Stage = tuple[TracedPass, str]
 """A pass, and which half of it runs."""
 ZERO = "deepspeed 0.19 runtime/zero"
 FP64 = 8
+NO_ORDER = Order()
+ATTENTION = ("backward", "attention"), ("backward", "projections")
 NORM_PIECE = 250_000_000
 """Elements of which ``_constant_buffered_norm2`` takes the norm at once."""
 
@@ -93,92 +94,121 @@ def limits(recipe: Recipe) -> Limits:
     )
 
 
-def _stored(traced: TracedPass) -> tuple[ModelSpec, Adapter | None, Quantised | None, int]:
-    """A pass's weights, as they are gathered."""
-    plan = traced.plan
-    return plan.spec, plan.mode.adapter, plan.mode.quantised, plan.mode.numerics.itemsize
-
-
 def engine_of(recipe: Recipe, name: str) -> str:
     """Whose modules a pass runs: a model beside the policy has an engine, and a coordinator, of its own."""
     beside = {model.role for model in recipe.others.residents} | {CRITIC}
     return name if name in beside else ""
 
 
+def _model(traced: TracedPass, wraps: Adapter | None = None) -> Model:
+    """A pass's weights, as they are gathered; PEFT wraps them though adapters are switched off."""
+    plan = traced.plan
+    return Model(plan.spec, plan.mode.adapter or wraps, plan.mode.quantised, plan.mode.numerics.itemsize)
+
+
 def figures_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage]) -> Figures:
     """What each pass has gathered."""
     found, own = Figures(), limits(recipe)
     for engine in {engine_of(recipe, traced.plan.name): None for traced, _ in passes}:
-        halves = [
-            tuple(
-                _half(*stage, recipe.adapter if not engine else None)
-                for stage in each
-                if stage[1] != "loss" and engine_of(recipe, stage[0].plan.name) == engine
-            )
-            for each in (before, passes)
-        ]
-        found |= gathered(halves[0] or halves[1], halves[1] if before else (), own)
+        wraps = None if engine else recipe.adapter
+        first, then = (
+            passes_of([each for each in stages if engine_of(recipe, each[0].plan.name) == engine], wraps)
+            for stages in (before, passes)
+        )
+        found |= gathered(first or then, then if before else (), own)
     return found
 
 
+def passes_of(stages: Sequence[Stage], wraps: Adapter | None) -> tuple[Pass, ...]:
+    """Each forward, with all that runs until the next one begins."""
+    found = list[tuple[Model, list[tuple[str, Half]]]]()
+    for traced, point in stages:
+        if point == "forward":
+            found.append((_model(traced, wraps), []))
+        if point != "loss":
+            found[-1][1].append((traced.plan.name, _half(traced, point, wraps)))
+    return tuple(Pass(run_by(model, tuple(half for _, half in halves)), tuple(halves)) for model, halves in found)
+
+
 def _half(traced: TracedPass, point: str, wraps: Adapter | None) -> Half:
-    plan = traced.plan
-    around = wraps if plan.mode.adapter is None else None
-    back = (plan.style in ("checkpoint", "reentrant"), plan.embedding_trained) if point == "backward" else None
-    watched = tuple(tuple(layer.uses[point == "backward"]) for layer in traced.layers)
-    order = order_of(*_stored(traced), plan.images is not None, around, back, watched)
-    return plan.name, point == "forward", order
+    plan, back = traced.plan, point == "backward"
+    layers = tuple(_order(traced, layer, back=back) for layer in traced.layers)
+    again = tuple(plan.style_of(i) in ("checkpoint", "reentrant") for i in range(len(layers)))
+    tail, reached = traced.tail.uses[back].order, plan.embedding_trained if back else None
+    adapts, sees = plan.mode.adapter is not None, plan.images is not None
+    return half_of(_model(traced, wraps), adapts, sees, tail, layers, again, reached)
+
+
+def _watched(traced: TracedPass, layer: LayerTrace) -> bool:
+    """Whether it has noted when its modules run: quantised linears read no parameter."""
+    return bool(layer.uses[0]) and traced.plan.mode.quantised is None
+
+
+def _order(traced: TracedPass, layer: LayerTrace, *, back: bool) -> Order | None:
+    """In which its modules run, or run back; None where nobody has noted it."""
+    if back and not layer.backward:
+        return NO_ORDER
+    return layer.uses[back].order if _watched(traced, layer) else None
 
 
 @lru_cache(maxsize=4096)
-def beside(uses: Uses, found: Gathered, peak: int, itemsize: int) -> int:
-    """Elements that come to a layer's ``peak`` bytes: what is gathered when it holds the most with them. Where nobody
-    watched when modules run, or this one, its most at the peak."""
-    if not uses:
-        return found.most
-    total, waiting = uses[DONE].high + found.first * itemsize, 0
-    for read, fetching, using, released in found.steps:
-        known = sorted(uses[key] for name in read[1] if (key := (read[0], name)) in uses)
-        waiting = max(waiting, fetching)
-        if not known:
-            continue
-        until = max(*(use.high for use in known), *(use.later for use in known[:-1]), 0)
-        held = found.most if any(use.again for use in known) else using
-        total = max(total, known[0].live + waiting * itemsize, until + held * itemsize)
-        total, waiting = max(total, known[-1].later + released * itemsize), released
-    return max(0, total - peak) // itemsize
+def fullest(uses: Uses, found: Gathered, itemsize: int) -> dict[tuple[str, str], int]:
+    """The most bytes, with what is gathered then, by places of a tape."""
+    most, held, steps = dict[tuple[str, str], int](), found.first * itemsize, iter(found.steps)
+    for note, place, live, inside in uses:
+        total = 0
+        if note is not None:
+            fetching, there = next(steps)
+            held = there * itemsize
+            total = live + fetching * itemsize if note.what in USES else 0
+        if place[0]:  # else several turns are meant at once
+            most[place] = max(most.get(place, 0), total, inside + held if inside else 0)
+    return most
+
+
+def _in_layer(traced: TracedPass, figures: Figures, i: int, *, back: bool, attention: bool | None = None) -> int:
+    """The most bytes of a layer by itself with what is gathered; of its ``attention`` alone, or of all else."""
+    layer, e, name = traced.layers[i], traced.plan.mode.numerics.itemsize, f"layer {i}{' backward' * back}"
+    found, uses = figures[traced.plan.name, name], layer.uses[back]
+    if not _watched(traced, layer):
+        return (layer.backward.get(traced.worst_point(i), NOTHING) if back else layer.forward).size + found.most * e
+    sizes = fullest(uses, found, e)
+    return max((sizes[place] for place in sizes if attention in (None, place in ATTENTION)), default=0)
+
+
+def _in_tail(traced: TracedPass, figures: Figures, points: Collection[str], *, back: bool = False) -> int:
+    """Elements that come to the most that the tail itself holds at these points."""
+    tail, e, phase = traced.tail, traced.plan.mode.numerics.itemsize, "backward" if back else "forward"
+    found, alone = figures[traced.plan.name, f"tail{' backward' * back}"], tail.backward if back else tail.forward
+    own = max((alone[point].size for point in points if point in alone), default=0)
+    sizes = fullest(tail.uses[back], found, e)
+    return max(0, *(sizes.get((phase, point), 0) - own for point in points)) // e
 
 
 def _most_in_forward(traced: TracedPass, figures: Figures, itemsize: int) -> int:
-    """Elements beside the layer that holds most, of the one that is fullest with them: ever more is fetched ahead."""
-    name = traced.plan.name
-    held = [saved + layer.forward.size for saved, layer in zip(traced.saved_before, traced.layers, strict=False)]
-    most = max(
-        held[i] + beside(layer.uses[0], figures[name, f"layer {i}"], layer.forward.size, itemsize) * itemsize
-        for i, layer in enumerate(traced.layers)
-    )
-    return (most - held[traced.forward_layer]) // itemsize
+    """Elements beside the layer that holds most, of the one that is fullest with them: ever more is fetched ahead, from
+    the embedding on."""
+    saved, active = traced.saved_before, traced.forward_layer
+    most = max(saved[i] + _in_layer(traced, figures, i, back=False) for i in range(len(traced.layers)))
+    most = max(most, figures[traced.plan.name, "embedding"].most * itemsize)
+    return (most - saved[active] - traced.layers[active].forward.size) // itemsize
 
 
-def _beside_backward(traced: TracedPass, figures: Figures, i: int, peak: int, instant: int = -1) -> int:
-    """Elements that come to ``peak`` bytes when a layer runs back, at the ``instant`` of one above it, where more is
-    saved: they are fetched ahead in another measure."""
-    layer, e = traced.layers[i], traced.plan.mode.numerics.itemsize
-    less = traced.saved_before[instant] - traced.saved_before[i] if instant >= 0 else 0
-    own = peak if instant in (-1, i) else layer.backward.get(traced.worst_point(i), NOTHING).size
-    return beside(layer.uses[1], figures[traced.plan.name, f"layer {i} backward"], own, e) - (peak + less - own) // e
-
-
-def _more_in_loss(traced: TracedPass) -> int:
-    """Bytes by which a forward's loss holds more than its head and final norm."""
-    forward = traced.tail.forward
-    ends = max((forward[point].size for point in ("final-norm", "head") if point in forward), default=0)
-    return max(0, forward["loss"].size - ends) if "loss" in forward else 0
+def _in_backward(traced: TracedPass, figures: Figures, i: int, below: int) -> Iterator[tuple[str, int]]:
+    """(instant, elements that come to its bytes): of a layer, and at the last of them of those down to ``below``, of
+    which less is saved: they are fetched ahead in another measure."""
+    saved, e, instants = traced.saved_before, traced.plan.mode.numerics.itemsize, list(traced.layer_instants(i))
+    for position, (instant, alive) in enumerate(instants):
+        last = position + 1 == len(instants)
+        attention = last if len(instants) > 1 else None
+        others = (_in_layer(traced, figures, j, back=True) + saved[j] for j in range(below + 1, i if last else below))
+        own = _in_layer(traced, figures, i, back=True, attention=attention) + saved[i]
+        yield instant, max(0, max((own, *others)) - saved[i] - alive.size) // e
 
 
 def left_by(figures: Figures, traced: TracedPass, point: str) -> int:
     """Bytes that half a pass leaves gathered."""
-    last = "embedding backward" if point == "backward" else "head"
+    last = "embedding backward" if point == "backward" else "tail"
     return figures[traced.plan.name, last].left * traced.plan.mode.numerics.itemsize
 
 
@@ -197,7 +227,7 @@ def enter_left(ledger: Ledger, size: int, traced: TracedPass) -> None:
 
 def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: TracedPass, point: str) -> None:
     """Whole weights at the instants of half a pass."""
-    plan, low = traced.plan, largest_module(*_stored(traced))
+    plan, low = traced.plan, largest_module(_model(traced))
     name, e = plan.name, plan.mode.numerics.itemsize
 
     def enter(instant: str, elements: int) -> None:
@@ -215,26 +245,19 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: Tra
                 f"{ZERO}/partitioned_param_coordinator.py",
             )
 
-    head = figures[name, "head"]
-    left = max(head.left, plan.spec.head.parameters * reads_head(recipe))  # the loss reads its weight, or follows it
     if point == "forward":
-        ends = max(figures[name, "final-norm"].most, head.most)
-        if plan.style == "no-grad":  # one instant
-            ends = max(ends - _more_in_loss(traced) // e, left)
         instants = [each for each in traced.forward_instants() if not each.endswith("vision-forward")]
-        active = _most_in_forward(traced, figures, e)
-        for instant, elements in zip(instants, (active, ends, left), strict=False):
-            enter(instant, elements)
+        enter(instants[0], _most_in_forward(traced, figures, e))
+        ends = ("final-norm", "head") if plan.style != "no-grad" else ("final-norm", "head", "loss")  # one instant
+        enter(instants[1], _in_tail(traced, figures, ends))
+    if point == "loss" or (point == "forward" and plan.style != "no-grad"):
+        read = plan.spec.head.parameters * reads_head(recipe)  # the loss reads its weight
+        enter(f"{name}.loss", max(_in_tail(traced, figures, ("loss",)), figures[name, "tail"].left, read))
+    if point != "backward":
         return
-    if point == "loss":
-        enter(f"{name}.loss", left)
-        return
-    enter(f"{name}.loss-backward", left)
-    enter(f"{name}.head-backward", figures[name, "head backward"].most)
-    enter(f"{name}.final-norm-backward", figures[name, "final-norm backward"].most)
+    for part in ("loss", "head", "final-norm"):
+        enter(f"{name}.{part}-backward", _in_tail(traced, figures, (part,), back=True))
     for i, below in pairwise((*traced.backward_layers, -1)):
-        *first, last = traced.layer_instants(i)
-        for instant, alive in first:
-            enter(instant, _beside_backward(traced, figures, i, alive.size))
-        enter(last[0], max(_beside_backward(traced, figures, j, last[1].size, i) for j in range(below + 1, i + 1)))
+        for instant, elements in _in_backward(traced, figures, i, below):
+            enter(instant, elements)
     enter(f"{name}.embedding-backward", figures[name, "embedding backward"].most)

@@ -6,7 +6,6 @@ partition_parameters.py (``_all_gather_dtype``, ``AllGatherCoalescedHandle.wait`
 
 from memplan.engine.parallel.zero.coordinator import Call, Coordinator, Limits
 from memplan.engine.play.zero.engine import Engine
-from memplan.engine.play.zero.visits import Visit
 from memplan.engine.tape.graph import Tensor
 
 GATHERED = "gathered_parameters"
@@ -21,37 +20,6 @@ class Whole(Coordinator):
         self.from_host = False
         self.flats: dict[Call, Tensor] = {}
         self.wholes: dict[int, Tensor] = {}
-        self.visits: list[Visit] = []
-        self.place, self.reads, self.released = -1, 0, True
-
-    # -- notes --------------------------------------------------------------------------------------------------------
-
-    def begins(self, visits: list[Visit]) -> None:
-        """A forward begins, and these modules run until the next one does."""
-        self._leave()
-        self.begin()
-        self.visits, self.place = visits, -1
-
-    def used(self) -> None:
-        """A parameter of a module is about to be read: of the one that runs, or of the next."""
-        while self.place < 0 or self.reads == self.visits[self.place].uses:
-            self._leave()
-            self.place, self.reads, self.released = self.place + 1, 0, False
-            self.fetch(self.visits[self.place].module)
-        self.reads += 1
-
-    def done(self) -> None:
-        """It has been, and the module releases it, if that was the last."""
-        if self.place >= 0 and self.reads == self.visits[self.place].uses:
-            self._leave()
-
-    def _leave(self) -> None:
-        if not self.released:
-            self.released = True
-            if not self.visits[self.place].held:
-                self.release(self.visits[self.place].module)
-
-    # -- memory -------------------------------------------------------------------------------------------------------
 
     def called(self, call: Call) -> None:
         """The flat buffer, and the partitions where they come from the host."""

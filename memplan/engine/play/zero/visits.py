@@ -9,37 +9,36 @@ dropouts are not."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
-from memplan.engine.parallel.zero.coordinator import EMPTY, Module
-from memplan.engine.parallel.zero.module_order import module_of
-from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, Note, UnknownParameter
+from memplan.engine.parallel.zero.coordinator import Module, Visit
+from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, InTower, Note, UnknownParameter
+from memplan.engine.play.resident import in_order, of_tower
 from memplan.engine.play.zero.places import Key
-from memplan.engine.tensors import Weight
+from memplan.engine.tensors import Weight, layer_weights, marked, tower_in_order
+from memplan.spec.groups import Quantised
+from memplan.spec.lora import Adapter
+from memplan.spec.model import ModelSpec
 
 USES = (USED, USED_BACK, AHEAD)
 A, B = ".lora_A", ".lora_B"
 
 
-class Visit(NamedTuple):
-    """A module runs: so many uses of its parameters, one after another; none where it has no parameters."""
-
-    module: Module = EMPTY
-    uses: int = 0
-    held: bool = False
-    """It is not released yet: it runs back when its checkpoint has been made again."""
-    norm: bool = False
-    """It stands before a mixer or a feed-forward."""
-    of: str = ""
-    """The linear whose adapter it is a part of, or that has an adapter."""
-    part: str = ""
-    """Which of them: that linear has none."""
+def module_of(weight: Weight) -> str:
+    """The name of the module whose parameter it is: stacked experts are one."""
+    return weight.name.rsplit(".", 1)[0] if weight.stacked > 1 else weight.name.removesuffix(".bias")
 
 
 class Modules:
-    """The modules of one model, by the parameters that notes name."""
+    """The modules of one model, by the parameters that notes name. Those that a ``base`` packs are gathered in elements
+    of ``itemsize`` bytes."""
 
-    def __init__(self, weights: list[tuple[int | None, Weight]], hidden: int) -> None:
+    def __init__(
+        self,
+        weights: list[tuple[int | None, Weight]],
+        hidden: int,
+        base: Quantised | None = None,
+        itemsize: int = 2,
+    ) -> None:
         found: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
         self.owner: dict[Key, tuple[int | None, str]] = {}
         self.norms: set[tuple[int | None, str]] = set()
@@ -52,10 +51,11 @@ class Modules:
             if (layer, weight.name) in copied and not weight.trained:
                 continue  # nobody runs it: PEFT's wrapper has a trained copy (``modules_to_save``)
             key = layer, module_of(weight)
-            found.setdefault(key, []).append((identity, weight.elements))
+            found.setdefault(key, []).append((identity, weight.packed(base, itemsize).elements))
             self.owner[layer, weight.name, weight.elements] = key
             if weight.norm and weight.elements == hidden:
                 self.norms.add(key)
+        self.opening = {weight.name for _, weight in weights if weight.unit == "embedding"}
         self.modules = {key: Module(tuple(parameters)) for key, parameters in found.items()}
 
     def visit(self, note: Note) -> Visit:
@@ -144,3 +144,18 @@ def _back(visits: Sequence[Visit]) -> Iterator[Visit]:
         if i and (i == first - 1 or (visits[i - 1].norm and not visit.norm)):
             yield Visit()
         yield visit
+
+
+def placed(spec: ModelSpec, adapter: Adapter | None, *, frozen: bool = False) -> list[tuple[int | None, Weight]]:
+    """Every trained parameter, or each, with its layer, in the model's order."""
+    places, layer, trained = list[int | None](), 0, adapter is None
+    for run in spec.runs:
+        count = sum(1 for _ in marked(layer_weights(run.layer, 1, trained, adapter), run.layer.frozen))
+        places += [layer + i for i in range(run.count) for _ in range(count)]
+        layer += run.count
+    weights, beside = in_order(spec, trained, adapter), len(of_tower(spec, trained, adapter))
+    tower = [InTower(number).place for number, _ in tower_in_order(spec, trained, adapter)]
+    first = next((i for i, weight in enumerate(weights) if i >= beside and weight.unit == "layer"), len(weights))
+    ends = (None for _ in range(first - beside)), (None for _ in range(len(weights) - first - len(places)))
+    layers = [*(None for _ in range(beside - len(tower))), *tower, *ends[0], *places, *ends[1]]
+    return [(layer, weight) for layer, weight in zip(layers, weights, strict=True) if frozen or weight.trained]
