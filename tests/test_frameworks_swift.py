@@ -313,6 +313,10 @@ def test_a_program_of_ones_own_with_ms_swifts_arguments(tmp_path: Path) -> None:
     text = LORA.replace("swift sft", "torchrun --nproc_per_node 2 my.py --dataset x --train_type lora")
     (tmp_path / "run.sh").write_text(text)
     assert framework_of(str(tmp_path / "run.sh")).name == "swift"
+    for program, open_still in (("class Mine(SwiftSft): ...\nMine()", True), ("sft_main()", False)):
+        (tmp_path / "my.py").write_text(program)
+        left = read_target(str(tmp_path / "run.sh"), {}).unread
+        assert ("program" in {each.key for each in left}) is open_still
 
 
 def test_a_model_by_ms_swifts_own_name(tmp_path: Path) -> None:

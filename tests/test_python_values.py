@@ -248,6 +248,19 @@ def test_a_parser_of_h4s_takes_a_config_first(tmp_path: Path) -> None:
     assert (job.model, job.sequence_length, job.batch_size) == ("Qwen/Qwen2.5-0.5B", 128, 5)
 
 
+def test_a_model_that_is_loaded_here_or_by_its_trainer_is_one(tmp_path: Path) -> None:
+    text = (
+        "tokenizer, kwargs, model = AutoTokenizer.from_pretrained(ID), dict(dtype=torch.bfloat16), ID\n"
+        "if '<|im_start|>' in tokenizer.chat_template:\n"
+        "    model, kwargs = AutoModelForCausalLM.from_pretrained(ID, **kwargs), None\n"
+        "SFTTrainer(model=model, args=SFTConfig(model_init_kwargs=kwargs, max_length=128)).train()\n"
+    )
+    found = read(tmp_path, text, num_gpus=1)
+    assert (found.job.precision, [each.key for each in found.unread if each.decides]) == ("bf16", [])
+    other = read(tmp_path, text.replace("(ID, **", "('gpt2', **"), num_gpus=1)
+    assert {"model", "quantization"} <= {each.key for each in other.unread if each.decides}
+
+
 @pytest.mark.parametrize(
     ("bits", "after", "precision", "checkpointing"),
     [

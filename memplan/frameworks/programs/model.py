@@ -32,22 +32,6 @@ OWN_HEADS = re.compile(r"\w*(?:Classif|ForSequence|Regress|RewardModel)\w*")
 VISION = re.compile(r"Vision|ImageTextToText|VL|Llava|PaliGemma|Idefics|Mllama|Multimodal")
 
 
-def loaded_by_trainer(model: Any, trainer: Thing, arguments: Any, gathered: Gathered) -> Any:
-    """A model that TRL loads by its name, with ``model_init_kwargs``: in float32 where these say nothing else; and with
-    the trainer's ``quantization_config`` (trl 1.9 trainer/sft_trainer.py)."""
-    holders = [each for each in (trainer, arguments) if isinstance(each, Thing) and "model_init_kwargs" in each.values]
-    kwargs = holders[0].values["model_init_kwargs"] if holders else None
-    bits = {key: trainer.values[key] for key in ("quantization_config",) if trainer.values.get(key) is not None}
-    if not isinstance(model, str) or not (isinstance(kwargs, dict) or (bits and not holders)):
-        return model
-    kwargs = {**(kwargs or {}), **bits}
-    gathered.drop("model_init_kwargs")
-    place = holders[0].places.get("model_init_kwargs", trainer.place) if holders else trainer.place
-    said = {"dtype": "float32"} if kwargs.get("dtype") is None and kwargs.get("torch_dtype") is None else {}
-    values = {**said, **kwargs, "class": "AutoModelForCausalLM", "model_name_or_path": model}
-    return Thing("model", place, values, dict.fromkeys(values, place))
-
-
 def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: Draft, old: bool) -> None:
     """Everything that the program says of the model into settings, and into the draft where no setting has a name for
     it. ``old``: transformers 4, which loads fp32 where nothing is said."""

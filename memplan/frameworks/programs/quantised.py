@@ -1,4 +1,5 @@
-"""How a program stores the weights that it does not train: bitsandbytes, GPTQ, AWQ, HQQ, or by a checkpoint's name."""
+"""How a program's model is loaded by its trainer, and how weights that it does not train are stored: bitsandbytes,
+GPTQ, AWQ, HQQ, or by a checkpoint's name."""
 
 import re
 from collections.abc import Mapping
@@ -9,13 +10,42 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.common.dynamic_checkpoints import SHARE_HINT
 from memplan.frameworks.programs.gathered import Gathered
-from memplan.frameworks.programs.models import UNSLOTH
+from memplan.frameworks.programs.models import UNSLOTH, things
 from memplan.frameworks.programs.values import Place, Thing, Unknown, known
 
 NAMED: tuple[tuple[str, str], ...] = (("bnb-4bit", "nf4-double"), ("gptq", "gptq-4bit"), ("awq", "awq-4bit"))
 """What a checkpoint's name says of how it is stored."""
 WHOLE = re.compile(r"(?i)-(unsloth-)?bnb-4bit$")
 """What Unsloth takes off a name where ``load_in_4bit`` is false (unsloth/models/loader_utils.py, get_model_name)."""
+
+
+def loaded_by_trainer(model: Any, trainer: Thing, arguments: Any, gathered: Gathered) -> Any:
+    """A model that TRL loads by its name, with ``model_init_kwargs``: in float32 where these say nothing else; and with
+    the trainer's ``quantization_config`` (trl 1.9 trainer/sft_trainer.py)."""
+    holders = [each for each in (trainer, arguments) if isinstance(each, Thing) and "model_init_kwargs" in each.values]
+    kwargs = holders[0].values["model_init_kwargs"] if holders else None
+    if isinstance(model, Unknown) and (one := _either_way(model, kwargs)) is not None:
+        gathered.drop("model_init_kwargs")
+        return one
+    bits = {key: trainer.values[key] for key in ("quantization_config",) if trainer.values.get(key) is not None}
+    if not isinstance(model, str) or not (isinstance(kwargs, dict) or (bits and not holders)):
+        return model
+    kwargs = {**(kwargs or {}), **bits}
+    gathered.drop("model_init_kwargs")
+    place = holders[0].places.get("model_init_kwargs", trainer.place) if holders else trainer.place
+    said = {"dtype": "float32"} if kwargs.get("dtype") is None and kwargs.get("torch_dtype") is None else {}
+    values = {**said, **kwargs, "class": "AutoModelForCausalLM", "model_name_or_path": model}
+    return Thing("model", place, values, dict.fromkeys(values, place))
+
+
+def _either_way(model: Unknown, kwargs: Any) -> Thing | None:
+    """A model that a program loads itself under a condition, or else leaves to its trainer with the same arguments."""
+    given = [each for each in (kwargs.either if isinstance(kwargs, Unknown) else (kwargs,)) if isinstance(each, dict)]
+    made = things(model)
+    if len(model.either) != 2 or len(made) != 1 or len(given) != 1:
+        return None
+    said = {**given[0], "model_name_or_path": next(each for each in model.either if each is not made[0])}
+    return made[0] if all(made[0].values.get(key) == value for key, value in said.items()) else None
 
 
 def put_quantisation(thing: Thing | None, gathered: Gathered, draft: Draft) -> str:

@@ -1,5 +1,4 @@
-"""A training of a program: which trainer, of which version, with which arguments; handed to the readers of TRL's and of
-transformers' arguments."""
+"""A training of a program: which trainer, of which version, with which arguments; for the readers of these."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,10 +16,11 @@ from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
-from memplan.frameworks.programs.model import loaded_by_trainer, put_model
+from memplan.frameworks.programs.model import put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.others import put_others
 from memplan.frameworks.programs.own_losses import SMOOTHS, put_kept_logits, put_losses, until
+from memplan.frameworks.programs.quantised import loaded_by_trainer
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown
 from memplan.frameworks.project.pinned import pinned

@@ -12,6 +12,8 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.commands.launch import Launch
 from memplan.frameworks.commands.processes import divided, number
 from memplan.frameworks.files.documents import Settings, is_template
+from memplan.frameworks.files.following import found_at, program_at, told_of
+from memplan.frameworks.files.sourced import MAX_BYTES
 from memplan.frameworks.swift.keys import MARKS, METHODS, MODELS
 from memplan.frameworks.transformers import read_launcher
 
@@ -35,6 +37,19 @@ def verb_of(launch: Launch) -> tuple[str, bool]:
         return _by_words(launch), False
     word = found["verb"] or found["old"] or found["module"]
     return word, bool(found["megatron"] or found["inner"])
+
+
+def told_of_own(launch: Launch, draft: Draft) -> None:
+    """A program of somebody's own is not ms-swift's, but where all that it does is to call ms-swift's main."""
+    if _MAIN.fullmatch(launch.program) or _SCRIPT.search(launch.program):
+        return
+    path = found_at(launch.path, program_at(launch.path, launch.program))
+    text = path.read_text("utf-8", "replace") if path is not None and path.stat().st_size <= MAX_BYTES else ""
+    if not _CALLS.search(text) or "class " in text:
+        told_of(launch.path, launch.program, launch.where, draft)
+
+
+_CALLS = re.compile(r"\b(?:sft|pt|rlhf)_main\(")
 
 
 def _by_words(launch: Launch) -> str:

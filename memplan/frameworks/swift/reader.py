@@ -20,7 +20,7 @@ from memplan.frameworks.own_words.names import OTHERS
 from memplan.frameworks.swift import keys as table
 from memplan.frameworks.swift import megatron as swift_megatron
 from memplan.frameworks.swift.images import read_images
-from memplan.frameworks.swift.launch import put_processes, settings_of, verb_of, with_environment
+from memplan.frameworks.swift.launch import put_processes, settings_of, told_of_own, verb_of, with_environment
 from memplan.frameworks.swift.methods import ONLINE, read_lengths, read_method, read_preference
 from memplan.frameworks.swift.tuning import put_quantised, read_optimizer, read_quantisation, read_tower, read_tuning
 from memplan.frameworks.transformers import assume_one_gpu, only_launch
@@ -83,6 +83,7 @@ def read(document: Document, draft: Draft) -> None:
     verb, megatron = verb_of(launch)
     settings, environment = settings_of(launch, draft)
     put_processes(draft, environment, launch.where, launch)
+    told_of_own(launch, draft)
     read_settings(settings, draft, environment, verb, megatron)
 
 
