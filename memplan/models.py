@@ -148,4 +148,8 @@ def _preset(name: str) -> ModelSpec:
     from memplan.presets import model_preset
 
     preset = model_preset(name)
-    return parse_config(preset["config"], preset["name"], f"preset {preset['name']} ({preset['hub_id']})")
+    config, named = preset["config"], preset["name"]
+    spec = parse_config(config, named, f"preset {named} ({preset['hub_id']})")
+    if "published" not in preset:
+        return spec
+    return spec.but(published=parse_config(config | {"quantization_config": preset["published"]}, named).quantization)

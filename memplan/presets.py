@@ -2,7 +2,8 @@
 
 A preset carries ``name``, ``hub_id``, ``title``, ``also`` (other Hub ids of the same architecture), ``differs`` (of one
 of these, the keys of its config.json that are its own), ``source`` (where its values come from), ``parameters`` and
-``config``, the keys of its config.json that decide the structure."""
+``config``, the keys of its config.json that decide the structure, and ``published``, its ``quantization_config``, where
+the repository has quantised weights alone."""
 
 import json
 import re

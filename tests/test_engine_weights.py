@@ -169,6 +169,18 @@ def test_gpt_oss_is_padded_as_its_cards_kernels_have_it(row: Any) -> None:
     assert weights_bytes(of, find_gpu(gpu)) / GiB == pytest.approx(measured, rel=0.002)
 
 
+@pytest.mark.parametrize(
+    ("said", "measured"), [({}, 53.75), ({"quantization": "fp8"}, 53.75), ({"quantization": "none"}, 106.68)]
+)
+def test_what_is_published_in_fp8_alone_is_loaded_so(said: Any, measured: float) -> None:
+    """MiniMax M2's, whose routers an engine has in fp32."""
+    rollout = {"engine": "vllm", "engine_version": "0.19.1", "tensor_parallel": 4} | said
+    job = {"model": "minimax-m2.7", "method": "generate", "gpu": "h100-80gb", "num_gpus": 4, "rollout": rollout}
+    found = estimate(job).engine
+    assert found is not None
+    assert found.weights_bytes / GiB == pytest.approx(measured, rel=0.002)
+
+
 def test_where_a_card_multiplies_no_fp8_a_blocks_scale_is_its_columns() -> None:
     of = engine("qwen3.5-35b-a3b", "0.19.0", quantization="fp8")
     assert weights_bytes(of, find_gpu("a100-80gb")) / GiB == pytest.approx(34.71, rel=0.0005)

@@ -66,7 +66,7 @@ def test_parameters_are_what_the_config_describes(name: str) -> None:
 @over(NAMES)
 def test_a_preset_is_whole(name: str) -> None:
     preset = model_preset(name)
-    assert set(preset) - {"also", "differs", "license"} == REQUIRED
+    assert set(preset) - {"also", "differs", "license", "published"} == REQUIRED
     assert set(preset.get("differs", ())) <= set(preset.get("also", ()))
     assert preset["name"] == name
     assert preset["title"]

@@ -89,6 +89,8 @@ def served(base: Recipe, given: JobInput) -> Recipe:
 def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     """The engine with its own defaults."""
     rollout = job.rollout or Rollout()
+    if spec.published is not None and rollout.quantization is None:
+        spec = spec.but(quantization=spec.published)
     engine: Any = rollout.engine or ("vllm" if rollout.mem_fraction_static is None else "sglang")
     if engine not in LATEST:
         raise InvalidJob(f"rollout.engine: {engine} alone is not an engine", "use vllm or sglang")
@@ -147,12 +149,13 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
 
 
 def _quantization(rollout: Rollout, spec: ModelSpec, notes: Notes) -> str:
-    """As the job says, else as the checkpoint is published: gpt-oss in MXFP4, which training takes apart."""
+    """As the job says; of gpt-oss MXFP4, as it is published, which training takes apart."""
     if rollout.quantization is None and spec.family == "gpt_oss" and spec.quantization is None:
         notes.assume("rollout.quantization: mxfp4, as the checkpoint is published (none: in 16 bits)")
         return "mxfp4"
     if spec.quantization is not None and rollout.quantization in (None, "none"):
-        notes.assume(f"rollout.quantization: the checkpoint's own, {spec.quantization.words[:120]}")
+        other = " (none: in 16 bits)" if spec.published else ""
+        notes.assume(f"rollout.quantization: the checkpoint's own, {spec.quantization.words[:120]}{other}")
     if rollout.quantization not in (None, "none", "mxfp4"):
         mixed = rollout.quantization == "nvfp4" and any(part.kind in PLAIN_IN_NVFP4 for part in spec.mixers)
         left = "linear and latent attention, embedding and head" if mixed else "embedding and head"

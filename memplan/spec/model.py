@@ -103,6 +103,8 @@ class ModelSpec(Described):
     max_positions: int | None = None
     quantization: Stored | None = None
     """Where the checkpoint is quantised."""
+    published: Stored | None = None
+    """Where its makers publish it quantised alone, and it is described as it trains: what an engine loads."""
     source: str = ""
     notes: tuple[str, ...] = ()
     spread: tuple[float, float] | None = None

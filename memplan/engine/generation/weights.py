@@ -36,6 +36,8 @@ NEVER_QUANTISED = ("wk", "weights_proj")
 STACKED = {"gptq": "awq", "fp8-apart": "fp8"}
 """Of experts: their g_idx are emptied where no order is asked for (vllm 0.11 gptq_marlin.py: GPTQMarlinMoEMethod), and
 nobody sets their rows apart."""
+FP32_GATES = {"minimax_m2": 4}
+"""Bytes of a router's weight in an engine's class, where its checkpoint has less (vllm, sglang minimax_m2.py: gate)."""
 WORKSPACE = 0, 19, 0
 """Of sparse attention; older versions' were not read."""
 MACHETE = 0, 19, 0
@@ -93,8 +95,8 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     form = served(of)
     rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, form.format, form.group, plain=form.plain)
     rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor, absorbs=of.engine == "sglang")
-    if of.model.family in FP32_ROUTERS:  # of transformers alone
-        rank = rank._replace(router_itemsize=of.itemsize)
+    routers = dict.fromkeys(FP32_ROUTERS, of.itemsize) | FP32_GATES  # those of transformers alone
+    rank = rank._replace(router_itemsize=routers.get(spec.family, 0))
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in (*BEFORE_HOPPER, *ROCM)):
         rank = rank._replace(padding=of_mxfp4(of.engine, of.version, architecture))
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
