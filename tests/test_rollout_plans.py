@@ -3,6 +3,8 @@ job estimated anew, every split uses the GPUs that are there, and the seconds of
 """
 
 import random
+from itertools import product
+from operator import le
 from typing import Any
 
 import pytest
@@ -12,13 +14,15 @@ from memplan.api import as_input, estimate, plan
 from memplan.cost import card, speed
 from memplan.cost.generation import Generating, generating
 from memplan.cost.rates import EXPECTED
+from memplan.engine.generation.figures import engine_figures
 from memplan.gpus import find_gpu
-from memplan.planner.generating import not_apart, row_of, ways
+from memplan.planner.generating import is_of_whole, not_apart, row_of, ways
 from memplan.planner.moves import moves
 from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.resolve import resolve
+from memplan.spec.generation import Away
 from memplan.spec.job import Job
 from memplan.units import GiB
 
@@ -157,6 +161,26 @@ def test_no_way_is_faster_than_those_that_are_shown() -> None:
     for each in found.of.legal:
         if each.order < best.order:
             assert not pricing(each).fits
+
+
+def test_more_room_is_left_on_a_larger_card_beside_a_smaller_share_and_with_more_on_the_host() -> None:
+    """What the search for the smallest card infers of shares of the whole card with which the engine surely starts."""
+    recipe = resolve(as_input(rolling({**VERL, "model": "qwen2.5-3b", "gradient_checkpointing": "full"})))
+    of, found = recipe.generator, dict[tuple[int, float, int], bool]()
+    assert of is not None
+    assert is_of_whole(of)
+    aways = Away(), Away(optimizer=True), Away(parameters=True, optimizer=True)
+    for gpu in map(find_gpu, ("rtx-2000-ada-16gb", "rtx-4000-ada-20gb", "rtx-4090-24gb")):
+        for share, (at, away) in product((0.4, 0.5, 0.8), enumerate(aways)):
+            engine = of._replace(share=share, away=away)
+            if (figures := engine_figures(engine, gpu)).starts and not figures.may_fail:
+                there = recipe._replace(hardware=recipe.hardware._replace(gpu=gpu), generator=engine)
+                verdict = peak(there, search=True).verdict
+                found[gpu.usable_bytes, -share, at] = verdict is not None and verdict.fits == "yes"
+    assert {*found.values()} == {True, False}
+    for less, more in product(found, found):
+        if all(map(le, less, more)):
+            assert found[less] <= found[more]
 
 
 @pytest.mark.slow

@@ -223,6 +223,8 @@ class Builder:
         structure, leaner = (self._number(keys), self._number({**keys, **LEANEST} if bounded else keys))
         changes, met = _changes(self.space, keys), set[int]()
         for size, steps in sizes:
+            if self.leanest and steps and accumulation_class(first, steps) in met:
+                continue
             full = {**keys, "batch_size": size, "gradient_accumulation_steps": steps}
             try:
                 recipe = self._with_batch(first, keys, size, steps)
@@ -230,8 +232,6 @@ class Builder:
                 self._refuse(number, full, error.message, 1, error.hint)
                 continue
             steps_class = accumulation_class(recipe)
-            if self.leanest and steps_class in met:
-                continue
             met.add(steps_class)
             took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
             group, under = (structure, steps_class), (leaner, steps_class)
@@ -256,11 +256,13 @@ class Floors:
         return stepping(recipe._replace(others=recipe.others._replace(critic=None)), usable) > usable
 
 
-def accumulation_class(recipe: Recipe) -> int:
+def accumulation_class(recipe: Recipe, accumulation: int = 0) -> int:
     """What of the accumulation memory depends on: whether there is any; in a pipeline, how many micro-batches, of which
     no schedule holds more than its stages, Megatron's interleaved one than twice as many."""
     stages = recipe.parallel.pipeline
-    return min(recipe.batch.accumulation, 2 * stages if recipe.in_megatron and stages > 1 else max(2, stages))
+    return min(
+        accumulation or recipe.batch.accumulation, 2 * stages if recipe.in_megatron and stages > 1 else max(2, stages)
+    )
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {

@@ -15,9 +15,11 @@ from memplan.planner.degrees import Keys, twos
 from memplan.planner.space import Space
 from memplan.resolve.serving import share_key
 from memplan.resolve.trainers import trainers_of
+from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
+from memplan.tables.engines import era_of
 from memplan.tables.generation import Generation, generation_of
 from memplan.tables.methods import METHODS
 from memplan.tables.trainers import NEWEST, TRAINERS
@@ -73,6 +75,17 @@ class Way(NamedTuple):
     def split(self) -> Hashable:
         """Of each split the fastest is shown: where the engine stands, and what makes room for it."""
         return self.engine_gpus, self.rollout.get("sleep"), self.offload, bool(self.models)
+
+    @property
+    def alike(self) -> Hashable:
+        """The same of ways that differ in the engine's share of the card alone."""
+        others = {key: value for key, value in self.rollout.items() if key not in OF_SHARE}
+        return repr(others), self.offload, bool(self.models)
+
+    @property
+    def share(self) -> float | None:
+        """The engine's of the card, where the way says it."""
+        return next((self.rollout[key] for key in OF_SHARE if key in self.rollout), None)
 
 
 def ways(job: Job, space: Space) -> list[Way]:
@@ -196,22 +209,31 @@ def _apart(asked: Rollout, engine: str, space: Space) -> Iterator[Way]:
 
 
 class Generators:
-    """What a way comes to with a training's recipe: resolved once for all trainings that are alike to it."""
+    """What a way comes to with a training's recipe: resolved once for all trainings that are alike to it, and for all
+    ways that are but for a share."""
 
     def __init__(self, resolved: Callable[[Keys], Recipe], device: Device) -> None:
         self.resolved, self.device = resolved, device
-        self.known: dict[Hashable, Recipe | None] = {}
+        self.known: dict[Hashable, Generator | None] = {}
+        self.first: dict[Hashable, tuple[Generator | None, float | None]] = {}
 
     def recipe(self, keys: Keys, base: Recipe, number: int, way: Way) -> Recipe | None:
         """The training's recipe with the way's generator; None where it cannot be. ``number``: of the way."""
-        name = (number, base.sharding.name, base.zero_stage, base.parallel, base.adapter is None, base.batch.group)
-        if name not in self.known:
+        of = base.sharding.name, base.zero_stage, base.parallel, base.adapter is None, base.batch.group
+        if (number, of) not in self.known:
+            self.known[number, of] = self._generator(keys, way, of)
+        found = self.known[number, of]
+        return None if found is None else base._replace(generator=found)
+
+    def _generator(self, keys: Keys, way: Way, of: Hashable) -> Generator | None:
+        """A way's: that of the first alike with its own share, where that one came to what it says."""
+        if (way.alike, of) not in self.first:
             try:
-                self.known[name] = self.resolved({**keys, **way.keys})
+                self.first[way.alike, of] = self.resolved({**keys, **way.keys}).generator, way.share
             except MemplanError:
-                self.known[name] = None
-        found = self.known[name]
-        return None if found is None else base._replace(generator=found.generator)
+                self.first[way.alike, of] = None, None
+        found, said = self.first[way.alike, of]
+        return found._replace(share=way.share) if found and way.share and found.share == said else found
 
     def seconds(self, training: float, recipe: Recipe) -> float:
         """Of a step, of which ``training`` is the update's."""
@@ -220,17 +242,28 @@ class Generators:
         return training + made + new.moved
 
 
-def useful(found: Sequence[tuple[Way, Recipe]], device: Device) -> list[tuple[Way, Recipe]]:
-    """Without those that may not hold one sequence, and of the shares that are equally fast without the larger."""
+def engines_of(recipe: Recipe) -> list[Generator]:
+    """Those that take a share of the card: the policy's, and a reward model's."""
+    of = recipe.generator
+    return [each for each in (of, of and of.scorer) if each is not None and each.engine not in ("none", "hf")]
+
+
+def is_of_whole(of: Generator) -> bool:
+    """Whether an engine's share is of the whole card, whatever is free: one that surely holds a sequence does on any
+    larger card, and with any larger share; of which more, or less, is left beside it."""
+    return era_of(of.engine, of.version).share == "total"
+
+
+def useful(found: Sequence[tuple[Way, Recipe]], device: Device, leanest: bool = False) -> list[tuple[Way, Recipe]]:
+    """Without those that may not hold one sequence, and of the shares that are equally fast without the larger;
+    ``leanest``: of those that are of the whole card the smallest alone, beside which most is left."""
     certain = [each for each in found if not _may_fail(each[1])]
     best: dict[Hashable, float] = {}
     kept = []
     for way, recipe in certain or found:
         took = generating(recipe, device, EXPECTED)
-        others = {key: value for key, value in way.rollout.items() if key not in OF_SHARE}
-        alike = (repr(others), way.offload, bool(way.models))
-        if took.held >= 1 and took.seconds < best.get(alike, float("inf")) * (1 - SAME):
-            best[alike] = took.seconds
+        if took.held >= 1 and took.seconds < best.get(way.alike, float("inf")) * (1 - SAME):
+            best[way.alike] = 0.0 if leanest and all(map(is_of_whole, engines_of(recipe))) else took.seconds
             kept.append((way, recipe))
     return kept
 

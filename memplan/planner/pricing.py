@@ -12,6 +12,7 @@ from memplan.planner.degrees import Keys
 from memplan.reporting import Peak, peak
 from memplan.resolve.classes import has_own_classes
 from memplan.spec.allocator import Allocator
+from memplan.spec.generation import Away
 from memplan.spec.recipe import Recipe
 from memplan.tables.engines import era_of
 from memplan.units import DTYPE_BYTES
@@ -142,8 +143,8 @@ class Pricing:
 
     def __init__(self, free: Collection[str]) -> None:
         self.rows = tuple(row for row in ROWS if row.name in free)
-        self.alone: dict[Hashable, int] = {}
-        """By how much updates alone are too large, whatever generates beside them."""
+        self.alone: dict[Hashable, dict[Away | None, int]] = {}
+        """By how much updates alone are too large, whatever generates beside them, by what waits on the host."""
         self._leanest: tuple[Recipe, Keys, Recipe] | None = None
         """Of the recipe that was asked for last: the same object again, of which more is known by now."""
 
@@ -195,15 +196,16 @@ class Pricing:
 
     def misses_by(self, candidate: Candidate, quickly: bool = True) -> int:
         """The same of a candidate; where an engine stands beside it, what its update alone misses by, known once for
-        all that leave as much of it on the host between its passes."""
+        all that leave as much of it on the host between its passes, and of which none that leaves less misses less."""
         recipe, of = candidate.recipe, candidate.recipe.generator
-        name = candidate.training and (candidate.training, of.away if of else None)
-        if name is None:
+        if candidate.training is None:
             return self.short_at_least(recipe, quickly)
-        if name not in self.alone:
+        known, away = self.alone.setdefault(candidate.training, {}), of.away if of else None
+        if away not in known:
             bare = recipe._replace(generator=of._replace(engine="none") if of and any(of.away) else None)
-            self.alone[name] = self.short_at_least(bare, quickly=True) or self.of(bare).short
-        return self.alone[name]
+            more = (short for other, short in known.items() if away and other and other.covers(away))
+            known[away] = max(more, default=0) or self.short_at_least(bare, quickly=True) or self._at_least(bare).short
+        return known[away]
 
     def fits(self, recipe: Recipe) -> bool:
         """Whether it does with all that costs nothing."""

@@ -10,6 +10,7 @@ from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.gpus import listed
 from memplan.models import load_model
 from memplan.planner.candidates import Builder, Candidate, Candidates, depends_on_batch, without_choices
+from memplan.planner.generating import engines_of, is_of_whole
 from memplan.planner.planning import Question, Searched, Tell, nothing, pricing_of
 from memplan.planner.pricing import Priced, Pricing
 from memplan.planner.result import Answer
@@ -20,6 +21,7 @@ from memplan.presets import model_names
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
+from memplan.tables.engine_defaults import Card, defaults_of
 from memplan.tables.methods import METHODS
 
 WHOLE_STATES = ("adamw", "lion", "sgd-momentum")
@@ -115,6 +117,7 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
     asked = first.asked
     least, too_small = first.least, dict[Hashable, int]()
     cards = [gpu for gpu in listed() if _computes(asked, gpu) and least <= _room(asked, gpu) * asked.space.gpus]
+    kinds = _kinds(first, cards)
 
     @cache
     def on(name: str) -> Tried | None:
@@ -125,8 +128,8 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
         return there if there.fits else None
 
     for gpu in cards:
-        kind, most = _kind(asked, gpu), ABOUT * gpu.usable_bytes
-        near = [each for each in cards if _kind(asked, each) == kind and each.usable_bytes <= most]
+        kind, most = kinds[gpu.name], ABOUT * gpu.usable_bytes
+        near = [each for each in cards if kinds[each.name] == kind and each.usable_bytes <= most]
         for each in (near[-1], gpu):
             if gpu.usable_bytes > too_small.get(kind, 0) and on(each.name) is None:
                 too_small[kind] = each.usable_bytes
@@ -135,11 +138,18 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
     return Answer("smallest_card", None, "none of the catalogue")
 
 
-def _kind(asked: Question, gpu: Gpu) -> Hashable:
-    """Cards of one kind differ in their memory and their speed: what a step holds is the same on each. An engine takes
-    a share of its card, so beside one each is its own."""
-    alone = METHODS[asked.given.job.method].online and gpu.name
-    return gpu.vendor, gpu.architecture, gpu.link.startswith("NVLink"), alone
+def _kinds(first: Tried, cards: Sequence[Gpu]) -> dict[str, Hashable]:
+    """Cards of one kind differ in their memory and their speed: what a step holds is the same on each, and beside an
+    engine whose share is of the whole card more is left on a larger one. Beside another each card is its own."""
+    engines = {(of.engine, of.version): of for each in first.of.legal for of in engines_of(each.recipe)}
+    online = METHODS[first.asked.given.job.method].online
+    whole = not online or (bool(first.of.legal) and all(map(is_of_whole, engines.values())))
+
+    def own(gpu: Gpu) -> Hashable:
+        card = Card(gpu.usable_bytes, gpu.memory_bytes, gpu.architecture)
+        return tuple(defaults_of(*of, card, 1) for of in engines) if whole else gpu.name
+
+    return {gpu.name: (gpu.vendor, gpu.architecture, gpu.link.startswith("NVLink"), own(gpu)) for gpu in cards}
 
 
 def _computes(asked: Question, gpu: Gpu) -> bool:

@@ -61,21 +61,27 @@ def _of_job(given: JobInput, space: Space, device: Device, leanest: bool) -> Can
         job = given.job.model_copy(update=keys)
         divided = space._replace(gpus=space.gpus - cards, job=space.job.model_copy(update=keys))
         found = trainings(given._replace(job=job), divided, device, leanest)
-        legal += _with_ways(given._replace(job=job), divided, device, found.legal, of, keys)
+        legal += _with_ways(given._replace(job=job), divided, device, found.legal, of, keys, leanest)
         refused += found.refused if not cards else []
         floored += [each._replace(keys={**each.keys, **of[0].keys}) for each in found.floored]
     return Candidates(sorted(legal, key=lambda each: each.order), refused, floored)
 
 
 def _with_ways(
-    given: JobInput, space: Space, device: Device, trained: list[Candidate], every: list[Way], keys: Keys
+    given: JobInput,
+    space: Space,
+    device: Device,
+    trained: list[Candidate],
+    every: list[Way],
+    keys: Keys,
+    leanest: bool,
 ) -> list[Candidate]:
     """Each training with each way to generate. ``keys``: what follows for the trainer from the engine's cards."""
     builder = Builder(without_choices(given, space.fixed), space, device)
     of = Generators(builder.recipe, device)
     first = trained[0] if trained else None
     pairs = [(way, of.recipe(first.keys, first.recipe, i, way)) for i, way in enumerate(every)] if first else []
-    kept = useful([(way, recipe) for way, recipe in pairs if recipe is not None], device)
+    kept = useful([(way, recipe) for way, recipe in pairs if recipe is not None], device, leanest)
     numbers = [(every.index(way), way) for way, _ in kept]
     found = []
     for base in _fewer(trained, MOST // max(1, len(numbers))):

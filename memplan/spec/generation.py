@@ -48,6 +48,10 @@ class Away(NamedTuple):
     locked: tuple[str, ...] = ()
     """Of ``parameters`` and ``optimizer``, what page-locked copies are made of."""
 
+    def covers(self, other: "Away") -> bool:
+        """Whether all that is on the host there is here, too."""
+        return self.whole == other.whole and all(own or not its for own, its in zip(self[:3], other[:3], strict=True))
+
 
 def indivisible(model: ModelSpec, ranks: int, experts: int = 1) -> str:
     """What so many tensor parallel ranks do not divide; empty where they divide all (vllm distributed/utils.py: divide;
