@@ -116,6 +116,72 @@ def test_a_method_in_the_middle_of_a_trainers_name_is_seen() -> None:
     assert "Mine trains by dpo with code of its own" in found.text
 
 
+COPY = """
+from transformers import GenerationConfig
+from trl import GRPOConfig
+class CopiedTrainer(Trainer):
+    def __init__(self, model, reward_funcs=None, args=None, peft_config=None, **more):
+        self.num_generations, self.beta = args.num_generations, args.beta
+        self.generation = GenerationConfig(num_return_sequences=self.num_generations)
+        self.ref_model = AutoModelForCausalLM.from_pretrained(model)
+        super().__init__(model=model, args=args, **more)
+    def _get_per_token_logps(self, model, input_ids, mask):
+        logits = model(input_ids=input_ids, attention_mask=mask).logits[:, :-1]
+        found = []
+        for row, ids in zip(logits, input_ids[:, 1:]):
+            logits_row = row
+            log_probs = logits_row.log_softmax(dim=-1)
+            found.append(torch.gather(log_probs, 1, ids.unsqueeze(1)).squeeze(1))
+        return torch.stack(found)
+    def compute_loss(self, model, inputs, return_outputs=False):
+        with unwrap_model_for_generation(model, self.accelerator) as unwrapped:
+            ids = unwrapped.generate(inputs["prompt_ids"], generation_config=self.generation)
+        logps = self._get_per_token_logps(model, ids, None)
+        with torch.inference_mode():
+            ref = self._get_per_token_logps(self.ref_model, ids, None)
+        return (torch.exp(ref - logps) * self.beta).mean()
+args = GRPOConfig("out", num_generations=4, max_completion_length=200, model_init_kwargs={"dtype": "bfloat16"})
+CopiedTrainer("Qwen/Qwen2.5-0.5B", args=args).train()
+"""
+
+
+def test_a_copy_of_trls_grpo_trainer_is_counted_by_its_code() -> None:
+    """Of TRL's first version: all answers to a prompt at once, and the log-softmax of every token's logits."""
+    found = checked("train.py", HEAD + COPY.replace("_length=200", "_length=200, per_device_train_batch_size=1"))
+    assert (found.fits, found.job["batch_size"], found.job["sequence_length"]) == ("yes", 4, 712), found.text
+    assert (found.job["completion_length"], found.job["loss_head"], found.job["reference"]) == (
+        712,
+        "log-softmax",
+        "resident",
+    )
+    kept = COPY.replace("num_return_sequences=self.num_generations", "").replace(", mask):", ", mask, logits_to_keep):")
+    found = checked("train.py", HEAD + kept)
+    assert (found.job["batch_size"], found.job["completion_length"]) == (8, 200)
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "named"),
+    [
+        ("zip(logits", "zip(logits.softmax(-1)", "CopiedTrainer makes more of the logits"),
+        (
+            "return (torch",
+            "again = self._get_per_token_logps(model, ids, None)\n        return (torch",
+            "runs the model",
+        ),
+        ("return (torch", "again = model(ids)\n        return (torch", "runs the model more often"),
+        (
+            "self.ref_model = ",
+            "self.judge = AutoModelForCausalLM.from_pretrained('x')\n        self.ref_model = ",
+            "own",
+        ),
+    ],
+)
+def test_what_a_copy_does_beyond_is_named(there: str, instead: str, named: str) -> None:
+    found = checked("train.py", HEAD + COPY.replace(there, instead))
+    assert found.fits == "unclear"
+    assert any(named in each for each in found.warnings), found.warnings
+
+
 JOB = {"model": "qwen2.5-0.5b", "method": "sft", "trainer": "transformers", "precision": "bf16", "batch_size": 2,
        "sequence_length": 512}  # fmt: skip
 

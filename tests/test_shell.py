@@ -44,6 +44,7 @@ def test_sums(text: str, words: str) -> None:
         ),
         ("A=(x 'y z' w)\nA+=(v)\nrun ${#A[@]} ${A[0]} ${A[3]} ${A[-1]}", "run 4 x v v"),
         ("declare -A A=([big]=72 [small]=7)\nrun ${A[big]}", "run 72"),
+        ("A=(x y z)\nrun ${A[$((4 % ${#A[@]}))]}", "run y"),
         ("read -r -d '' T <<EOF\na --b 1 --key $NOBODY\nEOF\nrun $T", "run a --b 1 --key $NOBODY"),
         (
             'N=${N:-}\nM=4\nrun $([ -n "$N" ] && echo "--a $N") $([[ $M = 4 ]] && echo "--b $M" || echo --c)',

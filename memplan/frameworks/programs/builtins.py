@@ -1,5 +1,6 @@
 """Calls of Python's own functions and of those beside it, as far as a program's text holds what they give."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -94,6 +95,7 @@ TYPES: dict[str, type] = {
     **{kind.__name__: kind for kind in (dict, list, tuple, str, int, float, bool)},
     **{f"{module}.{name}": dict for module in ("typing", "collections.abc") for name in ("Mapping", "MutableMapping")},
 }
+DTYPE = re.compile(r"torch\.(b?float\d+|half|double)")
 
 
 def _isinstance(call: Call) -> Any:
@@ -101,6 +103,8 @@ def _isinstance(call: Call) -> Any:
     value, kind = call.get(0, "o"), call.get(1, "class")
     several = kind if isinstance(kind, tuple) and not isinstance(kind, Ref) else (kind,)
     kinds = [TYPES.get(each.name) if isinstance(each, Ref) else None for each in several]
+    if kind == Ref("torch.dtype") and (isinstance(value, str) or DTYPE.fullmatch(getattr(value, "name", ""))):
+        return not isinstance(value, str)
     if (
         None in kinds
         or isinstance(value, (Ref, Method))

@@ -9,6 +9,7 @@ from typing import Any
 from memplan.frameworks.asking import KEEPS_LOGITS, SUCH
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.common.optimizer_classes import STEPS, found_class, way_of
+from memplan.frameworks.programs.copied import COPY, put_copy
 from memplan.frameworks.programs.losses.bound import of_function, of_method, of_smoother
 from memplan.frameworks.programs.losses.put import CLASSES, ROWS, of_pairs, of_rows, put_unread, put_walked
 from memplan.frameworks.programs.model import SMALL
@@ -106,8 +107,8 @@ def _of_numbers(own: Class, name: str, by: str) -> bool:
 def until(trainer: Thing) -> str:
     """The last version of TRL that has the methods which a subclass replaces, or calls; empty where it does neither."""
     own, by = trainer.own, TRAINERS[trainer.last]
-    if own is None or by not in UNTIL:
-        return ""
+    if own is None or by not in UNTIL or COPY in trainer.values:
+        return str(trainer.values.get(COPY, ""))
     called, version = UNTIL[by]
     names = {"get_batch_loss_metrics", "dpo_loss"} if by == "dpo" else set()
     calls = any(f"self.{called}(" in _body(own, name) for name in METHODS[by])
@@ -159,9 +160,12 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
     said = args.values if isinstance(args, Thing) else {}
     fused = any(truth(said.get(key)) for key in FUSED)
     changed = next((name for name in parts if own and (fused or not _of_numbers(own, name, by))), "")
+    copied = COPY in trainer.values
+    if copied:
+        put_copy(trainer, args, draft)
     rows = by == "transformers" and bool(models) and all(ROWS.search(str(each.values["class"])) for each in models)
     classes = bool(models) and all(CLASSES.search(str(each.values["class"])) for each in models)
-    if own and changed:
+    if own and changed and not copied:
         method = own.method(changed)
         where = f"{method.path}, line {method.node.lineno}" if method else str(trainer.place)
         passes = _scored(own, models) if by == "transformers" and changed == "compute_loss" else 0
@@ -174,7 +178,8 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
             put_unread(trainer, changed, where, "", draft)
     elif rows:
         draft.finishers["pairs"] = partial(of_rows, trainer, 1, 1)
-    others = {name: own.method(name) for name in OTHER_PARTS if own and not (changed and OTHER_PARTS[name] == "loss")}
+    seen = ("loss", "evaluation") if copied else ("loss",) if changed else ()
+    others = {name: own.method(name) for name in OTHER_PARTS if own and OTHER_PARTS[name] not in seen}
     for name, method in others.items():
         little = own and (SAME.search(_body(own, name)) or (not fused and _of_numbers(own, name, by)))
         if own and method and not little and not _leaves_it(own, name, by):

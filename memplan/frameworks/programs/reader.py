@@ -17,6 +17,7 @@ from memplan.frameworks.commands.launch import Launch, put_allocator
 from memplan.frameworks.common.local_models import is_folder
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import Document, document_of
+from memplan.frameworks.programs.copied import mark_copy
 from memplan.frameworks.programs.cuts import put_length
 from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS
@@ -86,6 +87,7 @@ def _trainers(run: Run, document: Document) -> list[Thing]:
 
 def _read_one(trainer: Thing, run: Run, program: Program, document: Document, draft: Draft) -> None:
     _put_gpus(run, draft)
+    mark_copy(trainer)
     read_training(trainer, run, dict(program.pins), document.path, draft)
     put_loop(trainer, draft)
     draft.finishers["model"] = lambda draft: _need_model(draft, run, document)

@@ -15,6 +15,7 @@ from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_names import ROWS
 from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
 from memplan.frameworks.programs.changes import put_changes
+from memplan.frameworks.programs.copied import COPY, gather_copy
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
 from memplan.frameworks.programs.model import put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
@@ -77,6 +78,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
             f"{arguments.places[cpu]}: {cpu}: it trains on the CPU", "check a program that trains on a GPU"
         )
     _gather(gathered, trainer, arguments, run)
+    gather_copy(trainer, gathered)
     model = trainer.values.get("model")
     found = things(model)
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
@@ -195,6 +197,8 @@ def _version(
     package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str], run: Run
 ) -> tuple[str, str]:
     """(version, why) whose defaults are taken; empty for the newest."""
+    if COPY in trainer.values:
+        return trainer.values[COPY], f"{trainer.place}: a copy of TRL's, counted by its code"
     if package in pins:
         return pins[package], f"the file installs {package}=={pins[package]}"
     pin, whose = pinned(run.start.partition(", cell ")[0], package)
@@ -258,12 +262,8 @@ def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> No
     if models:
         gathered.add("reward_model_name_or_path", _name(models[0]), trainer.places.get("reward_funcs", trainer.place))
     if len(models) > 1:
-        draft.warn(
-            "reward_funcs",
-            gathered.where("reward_model_name_or_path"),
-            "one of several reward models is counted",
-            "model",
-        )
+        where = gathered.where("reward_model_name_or_path")
+        draft.warn("reward_funcs", where, "one of several reward models is counted", "model")
     judge = trainer.values.get("judge")
     if isinstance(judge, Thing) and judge.last == "PairRMJudge":
         gathered.add("judge", "pair_rm", trainer.places["judge"])

@@ -18,7 +18,7 @@ from memplan.frameworks.project.copies import VERL, Places, in_copy
 _MADE = re.compile(
     r"(?:log_?probs|(?:compute_)?entropy|\w*sum_pi_squared)_from_logits"
     r"(?:_v2|_with_chunking|_response|_(?:all|response)_rmpad)?|checkpoint|arg_?max|top_?k|print|len|isinstance|del_?\w*"
-    r"|compute_entropy|gather_and_pad_tensor|selective_log_softmax"
+    r"|compute_entropy|gather_and_pad_tensor|selective_log_softmax|zip|enumerate"
 )
 _PLAIN = re.compile(
     r"(?:(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?|\w+(?:\.logits|\['logits'\]))(?:\[[^\]]*\])?"
@@ -39,7 +39,7 @@ _LAYOUT = words("self config use_remove_padding padding_free use_fused_kernels")
 _MAKES_ENTROPY = re.compile(r"entropy_from_logits\w*$")
 _LOOKS = words(
     """isinstance hasattr getattr type print len id next clip_grad_norm_ fsdp2_clip_grad_norm_ summon_full_params
-    backward optimizer_step moving_average get_grad_norm unwrap_model compute_liger_loss"""
+    backward optimizer_step moving_average get_grad_norm unwrap_model unwrap_model_for_generation compute_liger_loss"""
 )
 """Functions that are handed a module and run it not."""
 _ROLES = words(
@@ -91,6 +91,11 @@ def code_of(path: str, *names: str) -> Sequence[Seen]:
     """What a file of the copy calls and assigns, the first of these names that is here; nothing where none is."""
     package = names[0].partition("/")[0]
     return _code(next(filter(None, (in_copy(path, name, package) for name in names)), ""))
+
+
+def seen_in(node: ast.AST) -> Iterator[Seen]:
+    """What a piece of code calls and assigns."""
+    return _seen(node)
 
 
 @lru_cache(maxsize=MOST_KEPT)

@@ -17,7 +17,7 @@ from memplan.frameworks.shell.syntax import end_of_word
 BUDGET = 4_000_000
 """Characters that may be worked out of one script."""
 _NAME = re.compile(r"\$(\w+|[@*#?$!-])")
-_BRACED = re.compile(r"(#?|!)(\w+|[@*#?])(?:\[([^]]*)\])?(.*)", re.DOTALL)
+_BRACED = re.compile(r"(#?|!)(\w+|[@*#?])(?:\[((?:[^][]|\[[^][]*\])*)\])?(.*)", re.DOTALL)
 _SEVERAL = re.compile(r"\$@|\$\{(@|\w+\[@\])\}")
 """Words that may be none, in quotes too."""
 RANKS = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
