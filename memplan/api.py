@@ -51,7 +51,7 @@ def estimate(
     Raises memplan.errors.InvalidJob for an impossible job, ModelError for a model not obtainable or not known."""
     given = at_longest(as_input(job) if spec is None else as_input(job)._replace(spec=spec))
     recipe = resolve(given)
-    report = build_report(recipe, False if recipe.method.generates else play)
+    report = build_report(recipe, play)
     if recipe.method.generates:
         return report
     report = with_lengths(given, report, run=True)

@@ -46,6 +46,12 @@ def said(model: str = "qwen2.5-7b", gpu: str = CARD, tokens: int = 8192, **rollo
     return found
 
 
+def test_an_engine_alone_takes_no_training_step() -> None:
+    found = estimate({"model": "qwen2.5-7b", "method": "generate", "gpu": "rtx-4090-24gb"}, play=True).per_gpu
+    assert not found.reserved_bytes.played
+    assert found.device_bytes.high < 1.1 * found.device_bytes.expected
+
+
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 

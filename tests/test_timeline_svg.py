@@ -82,7 +82,9 @@ def test_a_file_holds_what_its_name_says(run: Run, tmp_path: Path) -> None:
     svg = tmp_path / "step.svg"
     assert run("estimate", "qwen3-0.6b", "--gpu", "24GB", "-o", str(svg))[0] == 0
     assert ElementTree.parse(svg).getroot().tag == f"{SVG}svg"
-    assert run("estimate", "qwen3-0.6b", "--method", "sft", "--format", "svg")[1].startswith("<svg ")
+    for method in ("sft", "generate"):
+        printed = run("estimate", "qwen3-0.6b", "--method", method, "--gpu", "24GB", "--format", "svg")[1]
+        assert printed.startswith("<svg ")
     text = tmp_path / "step.txt"
     run("estimate", "qwen3-0.6b", "--method", "sft", "-o", str(text))
     assert "Peak " in text.read_text(encoding="utf-8")

@@ -123,8 +123,8 @@ PAIR_PASSES = {
 def gpu_words(report: Report) -> str:
     """How many GPUs share what."""
     job = report.job
-    count, sharding = job["num_gpus"], job["sharding"]
-    if count == 1:
+    count, sharding = job["num_gpus"], job.get("sharding")  # an engine alone has none
+    if count == 1 or sharding is None:
         return cards_words(report)
     nodes = -(-count // job["gpus_per_node"])
     where = "on one node" if nodes == 1 else f"on {nodes} nodes"

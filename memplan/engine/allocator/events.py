@@ -59,12 +59,14 @@ def slack_of(recipe: Recipe, lasting: int) -> Slack | None:
 
 
 def is_covered(recipe: Recipe) -> bool:
-    """One trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages."""
+    """One trained model: on one GPU, under DDP, FSDP and ZeRO, or in Megatron's stages; no engine alone, which takes no
+    step and fills what it was given."""
     is_played = (
         _has_played_stages if recipe.in_megatron else _is_played_zero if recipe.zero_stage >= 0 else _has_played_hooks
     )
     return (
-        is_played(recipe)
+        not recipe.method.generates
+        and is_played(recipe)
         and (recipe.batch.images is None or _sees_in_play(recipe))
         and not _crosses_unplayed(recipe)
         and _is_offload_played(recipe)
