@@ -386,6 +386,7 @@ ABSENT = (
     ("neox.yaml", "pipe_parallel_size: 1\nmodel_parallel_size: 1\ntrain_micro_batch_size_per_gpu: 4\n", "GPT-NeoX"),
     ("merge.yaml", "merge_method: slerp\nbase_model: a/b\n", "mergekit"),
     ("auto.yml", "task: llm-sft\nbase_model: a/b\nproject_name: x\n", "AutoTrain"),
+    ("sft.yaml", "stage: SFT\nfine_tuning: lora\nlora_rank: 8\nmodel_name_or_path: a/b\n", "PaddleFormers"),
     ("run.sh", "deepspeed train.py --deepspeed --deepspeed_config ds.json --num_train_epochs 1\n", "DeepSpeed's own"),
 )
 

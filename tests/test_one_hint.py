@@ -374,3 +374,24 @@ def test_modules_that_are_trained_whole_and_not_modelled_can_be_left_out() -> No
     left = checked(text, "a.yaml", lora={"modules_to_save": ["embed_tokens"]})
     assert left.fits == "yes"
     assert left.job["lora"]["modules_to_save"] == ["embed_tokens"]
+
+
+PREFERS = "stage: dpo\ndo_train: true\nfinetuning_type: full\ncutoff_len: 512\nbf16: true\ntemplate: {}\n{}"
+
+
+@pytest.mark.parametrize(("template", "model"), [("qwen", "Qwen2.5-7B"), ("qwen2_vl", "Qwen2.5-VL-7B-Instruct")])
+def test_a_file_without_a_model_is_asked_for_one_that_its_template_is_of(template: str, model: str) -> None:
+    assert f"--model Qwen/{model}" in checked(PREFERS.format(template, ""), "dpo.yaml").hint.split(" --set")[0]
+
+
+REFERENCES = (("Qwen/Qwen2.5-7B", True), ("Qwen/Qwen2.5-0.5B-Instruct", False), ("out/sft", False))
+
+
+@pytest.mark.parametrize(("reference", "other"), REFERENCES)
+@pytest.mark.parametrize("framework", ["llamafactory", "swift"])
+def test_a_reference_of_another_shape_is_unclear(framework: str, reference: str, other: bool) -> None:
+    said = f"model_name_or_path: Qwen/Qwen2.5-0.5B\nref_model: {reference}\n"
+    script = f"swift rlhf --rlhf_type dpo --model Qwen/Qwen2.5-0.5B --ref_model {reference} --tuner_type full"
+    name, text = ("a.yaml", PREFERS.format("qwen", said)) if framework == "llamafactory" else ("a.sh", script)
+    deciding = {each["key"] for each in checked(text, name).unread if each["decides"]}
+    assert ("ref_model" in deciding) is other

@@ -174,7 +174,7 @@ def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
     first = next((each for each in doubts if each.asks == "model" or not unnamed), None)
     if first:
         return NotKnown(f"{first.text}; without that {error.message}", one_hint(doubts) or error.hint)
-    return NotKnown(error.message, model_hint(doubts, error.hint)) if unnamed else error
+    return NotKnown(error.message, model_hint(doubts)) if unnamed else error
 
 
 def _on_this_machine(given: JobInput) -> JobInput:

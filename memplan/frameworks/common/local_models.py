@@ -201,6 +201,26 @@ def _of_owner(parts: list[str]) -> str:
 
 SEEN = words("vl vlm mllm mm omni audio speech vision visual video image llava clip siglip internvl")
 """Of a model that sees or hears."""
+
+
+def put_reference(keys: Keys, key: str, resident: bool = False) -> None:
+    """A reference that is named, counted in the policy's shape, which is said; where it is known to have another one,
+    that leaves the training unclear. ``resident``: whether it stands there beside adapters too."""
+    if resident:
+        keys.put("reference", "resident", key)
+    said, policy = keys.text(key) or "", str(keys.draft.options.get("model") or keys.draft.values.get("model"))
+    if said in ("", policy):
+        keys.skip(key)
+        return
+    known = [find_preset(name.rpartition("/")[2]) or within(name) for name in (said, policy)]
+    shapes = [{part: each["config"].get(part) for part in _SHAPE} for each in known if each]
+    other = "model" if len(shapes) == 2 and shapes[0] != shapes[1] else ""
+    hint = f"add --without {key}, if it has that shape" if other else ""
+    keys.warn(key, "the reference is counted as the policy's own shape", other, hint)
+
+
+_SHAPE = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "text_config")
+
 TURNED = SEEN | words(
     """awq gptq aqlm hqq eetq exl2 mlx int4 int8 2bit 3bit bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm
     eagle medusa draft pruned prune distill distilled distillation moe upcycled merged expanded vocab chinese zh ko kor

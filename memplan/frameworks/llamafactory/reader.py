@@ -10,6 +10,7 @@ from memplan.errors import NoTraining
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands import processes
 from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.common.local_models import put_reference
 from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import found_at, told_of
 from memplan.frameworks.hugging_face import precision as hf_precision
@@ -52,7 +53,8 @@ def recognise(document: Document) -> tuple[str, ...]:
     if llamafactory_v1.is_v1(document.settings):
         return llamafactory_v1.MARKS[:1]
     marks = tuple(key for key in document.settings.values if key in MARKS)
-    return marks if document.keys & {"stage", "template", "finetuning_type"} else ()
+    words = document.keys & {"stage", "template", "finetuning_type", "fine_tuning"}
+    return marks if words and "fine_tuning" not in words else ()  # PaddleFormers'
 
 
 def read(document: Document, draft: Draft) -> None:
@@ -108,7 +110,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
     draft.put("trainer", "llamafactory", Origin(FILE, f"{settings.path}: LLaMA-Factory's arguments"))
     method = _method(keys)
     keys.copy("model", "model_name_or_path")
-    bound_images(keys, "model_name_or_path")
+    bound_images(keys, "model_name_or_path", said=may_see_images(keys.text("template")), asks=True)
     if keys.has("model_revision") and keys.text("model_revision") != "main":
         keys.copy("revision", "model_revision")
     keys.skip("model_revision", "do_train", "do_eval")
@@ -127,7 +129,7 @@ def read_settings(settings: Settings, draft: Draft, verb: str = "") -> None:
         raise keys.settings.error("flash_attn", f"{word[:20]!r} is no attention", f"use {', '.join(ATTENTIONS)}")
     keys.put_on("enable_liger_kernel", "kernels", "liger")
     if keys.has("ref_model") and method in ("dpo", "ipo", "kto"):  # beside adapters too (trainer_utils.py)
-        keys.put("reference", "resident", "ref_model")
+        put_reference(keys, "ref_model", resident=True)
     if keys.number("pref_ftx") and method in ("dpo", "ipo"):
         keys.put("sft_term", True, "pref_ftx")
     if keys.number("moe_aux_loss_coef"):

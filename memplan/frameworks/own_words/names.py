@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from memplan.frameworks.asking import MODEL, SEES_TOKENS
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.commands.launch import Launch
 from memplan.frameworks.common.image_bounds import IMAGES, fill_packed
@@ -51,12 +52,15 @@ _FOR_IMAGES = re.compile(r"freeze_vision_tower|limit_images|max_images|mm_proces
 """Settings that only a model of images has, where they are on."""
 
 
-def bound_images(keys: Keys, key: str, megatron: bool = False, said: bool = False) -> None:
+def bound_images(keys: Keys, key: str, megatron: bool = False, said: bool = False, asks: bool = False) -> None:
     """A model that sees images, in a framework whose files do not say how many: as many as a sequence, or its prompt,
-    holds. Beside adapters on Megatron they are not counted. ``said``: whether the file names images of its data."""
+    holds. Beside adapters on Megatron they are not counted. ``said``: whether the file names images of its data;
+    ``asks``: which model it is, where the file names none."""
     keys.draft.facts["sees"] = said or any(
         keys.is_on(each) for each in keys.settings.values if _FOR_IMAGES.search(each)
     )
+    if asks and not keys.has(key):
+        keys.draft.ask("model", keys.settings.path, f"no {key}", SEES_TOKENS if keys.draft.facts["sees"] else MODEL)
     if not may_see_images(keys.draft.options.get("model") or keys.get(key), said):
         return
     keys.skip(key)

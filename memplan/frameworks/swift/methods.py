@@ -17,6 +17,7 @@ from memplan.frameworks.common.generating import (
     read_fields,
     warn_engine,
 )
+from memplan.frameworks.common.local_models import put_reference
 from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
 from memplan.frameworks.trl.keys import KNOWN_LOSSES
 from memplan.presets import find_preset
@@ -119,6 +120,7 @@ def _online(keys: Keys, prompt: int | None) -> None:
 def read_preference(keys: Keys, method: str, lora: bool) -> None:
     """Terms of the loss, the reference, other models, and the engine that generates."""
     keys.skip("cpo_alpha", "rpo_alpha", "beta", "sync_ref_model")
+    put_reference(keys, "ref_model")
     if method in ("cpo", "simpo"):
         keys.put("sft_term", bool(keys.number("cpo_alpha")), "cpo_alpha")
     if keys.number("router_aux_loss_coef"):
