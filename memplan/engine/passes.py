@@ -146,10 +146,10 @@ class TracedPass:
 
 
 def shares(plan: PassPlan) -> bool:
-    """Whether its layers share more than the residual stream. What Gemma 4's hand on though none reads it is made again
-    by the checkpoint of the layer that makes it, and stays with its graph until the first layer has run back."""
+    """Whether its layers share more than the residual stream. What Gemma 4's hand on though none reads it is there
+    until the model's forward returns, and made again by the checkpoint of the layer that makes it, with its graph."""
     spec = plan.spec
-    runs, kinds, hands = spec.runs, {mixer.kind for mixer in spec.mixers}, plan.style in ("checkpoint", "reentrant")
+    runs, kinds, hands = spec.runs, {mixer.kind for mixer in spec.mixers}, plan.style != "plain"
     forms = {run.layer.form for run in runs}
     return (
         spec.encoder is not None

@@ -74,6 +74,8 @@ def tail_trace(
     inputs = [input_of(tape, p, width, mode.residual_itemsize, input_needs_grad, "residual stream")]
     loss, held, whole = tail_forward(p, spec, head, rows, inputs)
     casts, forward, node = casts_of(tape), peaks_of(tape, "forward"), loss.node
+    if "log" in forward:  # behind the model's own forward, which made the loss
+        forward |= {"own-loss": forward["loss"], "loss": max(forward["loss"], forward["log"], key=lambda at: at.size)}
     del loss  # ``.backward()`` needs its node alone
     tape.leave_autocast()
     if tape.offload is not None:

@@ -68,6 +68,10 @@ def build_model(
     if recipe.loss.head in MODEL_LOSSES:
         model.loss_function = MODEL_LOSSES[recipe.loss.head]
     _balance(model, recipe.loss.router.stacked)
+    if not any(getattr(mixer, "makes_kv", "") for mixer in recipe.model.mixers):
+        for module in model.modules():  # Gemma 4's class up to transformers 5.23 hands no keys on that none reads
+            if getattr(module, "store_full_length_kv", False):
+                module.store_full_length_kv = False
     _gather_strays(model, device)
     _keep_in_fp32(model, dtype)
     fill_tiles(model, recipe)

@@ -136,7 +136,7 @@ class Pass:
 
     __slots__ = (
         *("checkpointed", "held", "length", "memory", "mode", "params"),
-        *("leaving", "returned", "routers", "rows", "shared", "tape", "tokens"),
+        *("ended", "leaving", "returned", "routers", "rows", "shared", "tape", "tokens"),
     )
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
@@ -153,6 +153,8 @@ class Pass:
         relative positions. Their bytes are counted elsewhere."""
         self.leaving: Callable[[Tensor], Tensor] | None = None
         """What wraps the model does to its logits."""
+        self.ended: Callable[[], None] = lambda: None
+        """And what when its forward has returned, the loss with it."""
         self.params: dict[str, Param] | None = None
         """Weights that several calls of one module share, while there are any."""
         self.memory = 0
@@ -162,7 +164,9 @@ class Pass:
 
     def part(self, rows: int, length: int) -> "Pass":
         """A pass over other tokens through the same modules."""
-        return Pass(self.tape, self.mode, rows, length)
+        made = Pass(self.tape, self.mode, rows, length)
+        made.ended = self.ended
+        return made
 
     def enter(self, number: int) -> None:
         """This part of a vision tower begins (``tensors.tower_in_order``)."""

@@ -184,12 +184,13 @@ def _loss(
             outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.loss.fp32_outputs else logits]
             p.routers = [ops.cast(tape, x, ops.FP32, "outputs") if head.loss.fp32_outputs else x for x in p.routers]
         logits = scores = outputs[0]
-    kept = whole
     if head.code.metrics:
-        kept = heads.METRICS[head.code.metrics](p, scores, head.scored_tokens or p.tokens) or kept
+        with tape.at("log" if head.program in heads.INSIDE else tape.point):
+            p.ended()
+            whole = heads.METRICS[head.code.metrics](p, scores, head.scored_tokens or p.tokens) or whole
     outputs += hidden_states if head.program == "own" else []  # names of a loop, until it comes around
     hidden_states.clear()  # ``outputs.hidden_states``, until concatenated_forward returns (trl 0.19 to 0.28)
-    return loss, outputs if head.loss.keeps_outputs else [], kept
+    return loss, outputs if head.loss.keeps_outputs else [], whole
 
 
 def project_completions(p: Pass, spec: ModelSpec, hidden: Tensor, length: int) -> tuple[Pass, Tensor]:

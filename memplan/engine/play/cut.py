@@ -73,6 +73,7 @@ class Played:
             tape.gradients.clear()  # whose rows are those of the sharding
         self.end = len(tape.events)
         run.outputs.clear()
+        run.contexts.clear()
         tape.stored.clear()
         tape.context.clear()
         tape.leaf_nodes.clear()

@@ -96,16 +96,17 @@ class Fsdp2(Sharding):
         if not self.within:
             self._record(self.root)
             x = self._then(x, self.root, self._pre_backward)
-            self._return()
+            self.returned()
         return x
 
     def end(self) -> None:
-        """The root's ``post_forward``: the last all-gather's output is let go."""
+        """The root's ``post_forward``."""
         if self.within:
             self._record(self.root)
-        self._return()
+        self.returned()
 
-    def _return(self) -> None:
+    def returned(self) -> None:
+        """The last all-gather's output is let go."""
         self.gathered_before = None
         if self.rules.root_reshards:
             self.root.whole.clear()

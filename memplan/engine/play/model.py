@@ -5,7 +5,7 @@ masks and rotary tables until it returns, and as long as nodes or checkpoints ho
 
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.moe.load_balancing_loss import handing
-from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
+from memplan.engine.layers.shared_inputs import ROUTER_LOGITS, keys_of, values_of
 from memplan.engine.losses.tail import tail_forward
 from memplan.engine.parallel.sequence import scattered
 from memplan.engine.pass_plan import PassPlan, keys_of_images
@@ -34,7 +34,7 @@ class PassRun:
         self.plan, self.masks, self.tape = plan, masks, weights.tape
         self.outside = plan.mode._replace(frozen=spec.frozen) if spec.frozen else plan.mode
         self.p = ModelPass(weights, self.outside, plan.rows, plan.length)
-        self.p.leaving = self.sharding.logits
+        self.p.leaving, self.p.ended = self.sharding.logits, self.sharding.returned
         self.layers = list(spec.layers())
         self.forward_locals: list[Tensor] = []
         self.shared: list[Tensor] = []
@@ -49,6 +49,9 @@ class PassRun:
         """Of ``p.shared``, what every layer is given as an argument."""
         self.outputs: list[Tensor] = []
         self.whole: list[Tensor] = []
+        self.contexts: dict[object, Tensor] = {}
+        """Arguments of reentrant checkpoints, and the keys and values that these made again and put there, with their
+        graphs: until the loss is let go of (transformers 5.24 modeling_layers.py: partial; ``ctx.run_function``)."""
         self.loss: Node | None = None
 
     def forward(self, leaves: bool = True) -> None:
@@ -197,7 +200,9 @@ class PassRun:
         mode, scope, block = p.mode, p.scope, p.block
         held = [self._kept(x).storage, *(each.storage for each in arguments)]
         given = {name: shared[name] for name in self.handed if shared[name].needs_grad}
-        inputs = [x, *given.values()]
+        inputs, made = [x, *given.values()], getattr(getattr(layer, "mixer", None), "makes_kv", "")
+        names = (keys_of(made), values_of(made)) if made else ()
+        self.contexts.update(enumerate(arguments))
 
         def backward(tape: Tape, grads: list[Tensor | None]) -> list[Tensor | None]:
             found: list[Tensor | None] = [None] * (1 + len(given))
@@ -225,6 +230,7 @@ class PassRun:
                 tape.running = None
             tape.closures.clear()
             self.sharding.held(scope, leaf, found)
+            self.contexts.update({name: shared[name] for name in names})
             del outputs, leaf  # ``outputs`` and ``detached_inputs`` end with the function
             del tape.context[kept:]  # and so does the graph
             p.mode, p.scope, p.block, p.shared, tape.autocast = outer[:5]
@@ -283,4 +289,5 @@ def play_back(tape: Tape, runs: list[PassRun]) -> None:
     tape.leaf_nodes.clear()
     for run in runs:
         run.outputs.clear()
+        run.contexts.clear()
         run.shared.clear()

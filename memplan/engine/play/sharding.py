@@ -61,6 +61,9 @@ class Sharding:
     def end(self) -> None:
         """The forward of the whole model has returned, the loss too where it is within."""
 
+    def returned(self) -> None:
+        """The same, before the trainer copies logits for its log."""
+
     def backward_begins(self) -> None:
         """``loss.backward()`` is called."""
 

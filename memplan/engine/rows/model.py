@@ -136,7 +136,8 @@ def keeps_masks(traced: TracedPass) -> bool:
 
 
 def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> dict[str, int]:
-    """How many masks live until which instant: checkpointing keeps one until the first layer that takes it ran back."""
+    """How many masks live until which instant: checkpointing keeps one until the first layer that takes it ran back, a
+    reentrant one as long as the graph (``ctx.run_function``)."""
     ends: dict[str, int] = {}
     if not keeps_masks(traced):
         return {forward: len(windows)} if windows else {}
@@ -146,6 +147,7 @@ def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> di
         if window in takes:
             last = min(i for i in traced.backward_layers if i >= takes.index(window))
             *_, (end, _) = traced.layer_instants(last)
+            end = f"{traced.plan.name}.embedding-backward" if traced.plan.style == "reentrant" else end
         ends[end] = ends.get(end, 0) + 1
     return ends
 
@@ -201,7 +203,8 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     ledger.add("masks and embedding output at the final norm", "activations", max(beyond, 0), at=end).formula(
         "as above"
     ).since("alive in the model's forward, and gone at the head", source)
-    dies = f"{name}.first-layer-backward" if kept else f"{name}.layer-forward"
+    last = "embedding-backward" if plan.style == "reentrant" else "first-layer-backward"
+    dies = f"{name}.{last if kept else 'layer-forward'}"
     ledger.add("rotary tables", "buffers", tables, f"{name}.layer-forward", dies).formula(
         "2 × s × rotary width × bytes" if positions == plan.length else "2 × T × rotary width × bytes",
         2,

@@ -12,15 +12,18 @@ from memplan.units import ceil_div
 
 def loss_and_casts(traced: TracedPass, ends: Alive, instants: list[str]) -> tuple[Alive, str]:
     """The most within the loss, and the last instant of autocast's copies. A loss that the model's own forward makes
-    stands under autocast; fp32 copies of the outputs come after it. ``ends``: the most of norm and head."""
+    stands under autocast; fp32 copies of the outputs come after it, as do those for the log. ``ends``: the most of
+    norm and head."""
     plan, forward = traced.plan, traced.tail.forward
-    loss, after = forward.get("loss", ends), forward.get("outputs", NOTHING)
+    loss = forward.get("loss", ends)
     if not plan.head.code.leaves_autocast:
         return loss, instants[2]
     if plan.head.program not in INSIDE:
         return loss, instants[1]
     casts = sum(plan.casts_apart(traced.layers))
-    return (after, instants[1]) if after.size > loss.size + casts else (loss, instants[2])
+    own, later = forward.get("own-loss", loss), (forward.get(point, NOTHING) for point in ("outputs", "log"))
+    after = max(later, key=lambda alive: alive.size)
+    return (after, instants[1]) if after.size > own.size + casts else (own, instants[2])
 
 
 def left_at_loss(traced: TracedPass) -> bool:

@@ -116,7 +116,7 @@ class StreamedOffload(Offload):
 class Checkpoints(Offload):
     """Unsloth's: the inputs of checkpointed layers alone; norm, head and loss stay as they are."""
 
-    skips = frozenset(["final-norm", "head", "loss", "outputs"])
+    skips = frozenset(["final-norm", "head", "log", "loss", "outputs"])
 
 
 OFFLOADS: dict[OffloadStyle, type[Offload]] = {"torch": Offload, "trl": StreamedOffload, "unsloth": Checkpoints}

@@ -74,7 +74,12 @@ class Halves:
             yield "forward", self._held(most - max(ends, loss), (after if loss > ends else within).things)
             return
         yield "forward", self._held(most - ends, within.things)
-        yield "loss", self._held(after.most, after.things)
+        own, most, returned = tail.get("own-loss"), after.most, self.at("returned")
+        if own and returned.inside + loss > most + own.size:  # for the log, when the root's forward has returned
+            most, after = returned.inside, returned
+        elif own:
+            most -= loss - own.size
+        yield "loss", self._held(most, after.things)
 
     def _gather(self) -> Held:
         """Until the first layer has its weights."""
