@@ -51,6 +51,12 @@ JOBS: dict[str, dict[str, Any]] = {
         "lora": QV | {"modules_to_save": ["embed_tokens", "lm_head"]},
     },
     "the next unit is gathered in forward": {"sharding": "fsdp", "fsdp": {"forward_prefetch": True}},
+    "nothing is gathered ahead when a reentrant checkpoint runs again": {
+        "sharding": "fsdp",
+        "trainer": "trl",
+        "trainer_version": "0.24",
+        "fsdp": {"forward_prefetch": True},
+    },
     "nothing is gathered for what no gradient comes to": {
         "sharding": "fsdp",
         "trainer": "trl",

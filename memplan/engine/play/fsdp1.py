@@ -38,6 +38,8 @@ class Fsdp1(Fsdp2):
     """Of checkpoints of frozen units, and their gradients."""
     scoped: tuple[int, dict[object, list[Param]]] | None = None
     """How many parameters have a scope, and those of each."""
+    entered = -1
+    """The last layer whose forward has begun; those before it run in recomputations alone."""
     passes = 0
     """Forwards with a graph that one backward runs through, the last of them first."""
     sums: dict[Group, list[Tensor | None]] | None = None
@@ -50,15 +52,17 @@ class Fsdp1(Fsdp2):
             self.passes += 1
             for param in self.tape.scopes:
                 param.node = None
+        self.entered = -1
         super().begin()
 
     def before(self, layer: int, x: Tensor) -> Tensor:
-        """``_pre_forward``; with forward_prefetch the next unit is gathered too, whose flat gradient autograd then puts
-        together when this one has run back."""
+        """``_pre_forward``; with forward_prefetch the next unit is gathered too, if it has not run since the root began
+        (``_needs_pre_forward_unshard``). Autograd then puts its flat gradient together when this one has run back."""
         if not self.rules.forward_prefetch or self.rules.apart:
             return super().before(layer, x)
         self._enter(self.layers[layer])
-        ahead = self.layers[layer + 1 : layer + 2]
+        ahead = self.layers[layer + 1 : layer + 2] if layer > self.entered else []
+        self.entered = max(self.entered, layer)
         for group in ahead:
             self._unshard(group)
         own = ahead if self.rules.waits_for_layer_before else self.layers[layer : layer + 1]
