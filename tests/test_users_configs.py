@@ -227,3 +227,15 @@ def test_a_model_that_is_asked_for_sees_what_its_file_does() -> None:
     found = checked("a.sh", f"{script} /x/mine")
     assert "--model Qwen/Qwen2.5-VL-7B-Instruct" in found.hint
     assert "sees no images" in checked("a.sh", f"{script} /x/mine", model="Qwen/Qwen2.5-0.5B").text
+
+
+def test_a_config_stands_over_those_of_its_list() -> None:
+    """Hydra's, of a program that hands them to TRL; one that is not here leaves it unclear."""
+    Path("base.yaml").write_text("torch_dtype: bfloat16\ngradient_checkpointing: true\nnum_generations: 4\nbeta: 0.1\n")
+    text = "defaults:\n  - base\nmodel_name_or_path: Qwen/Qwen2.5-0.5B\nmax_completion_length: 256\nbeta: 0.0\n"
+    text += "per_device_train_batch_size: 4\nlearning_rate: 1e-6\n"
+    found = checked("grpo.yaml", text)
+    job = found.job
+    told = (job["dtype"], job["gradient_checkpointing"], job["rollout"]["group_size"], job["reference"])
+    assert (found.fits, told) == ("yes", ("bf16", "full", 4, "none")), found.text
+    assert "gone.yaml is not here" in checked("own_grpo.yaml", text.replace("- base", "- gone")).text

@@ -11,6 +11,7 @@ from memplan.frameworks.accelerate import reader as accelerate
 from memplan.frameworks.accelerate.write import CONFIG, LAUNCHING, files_of, run_script
 from memplan.frameworks.base import Draft, File, Framework, Keys, Writing
 from memplan.frameworks.commands import processes
+from memplan.frameworks.commands.hydra import over_others
 from memplan.frameworks.commands.launch import Launch, launches
 from memplan.frameworks.files.documents import Document, Settings, words
 from memplan.frameworks.files.following import own_loop, told_of
@@ -69,7 +70,7 @@ def is_training(launch: Launch) -> bool:
 def read(document: Document, draft: Draft) -> None:
     """Arguments of a file, or of the one training that a script starts."""
     if document.form != "shell":
-        read_settings(document.settings, draft)
+        read_settings(over_others(document, draft), draft)
         return
     launch = only_launch([found for found in launches(document) if is_training(found)])
     settings = launch.arguments()

@@ -12,6 +12,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.commands.launch import Launch
+from memplan.frameworks.draft import Draft
 from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.files.following import open_reference
 from memplan.frameworks.shell.reader import options_of, scalar
@@ -43,6 +44,19 @@ def composed(document: Document, launch: Launch) -> Document | None:
     building.compose(root, name, [word.text for word in launch.words])
     settings = building.under(launch)
     return replace(document, form="yaml", settings=settings, text="")
+
+
+def over_others(document: Document, draft: Draft) -> Settings:
+    """A file of settings with those that its list of defaults names beneath it; its own where it has no list."""
+    if not isinstance(document.settings.values.get("defaults"), list):
+        return document.settings
+    building = _Building(Settings(document.path, {}), "")
+    building.add("", posixpath.basename(document.path), ())
+    for name in (name for name, found in building.known.items() if found is None):
+        draft.warn(
+            "defaults", document.settings.where("defaults"), f"{name} is not here, and stands beneath it", "model"
+        )
+    return Settings(document.path, referred(building.values, building.values, 0), building.lines, "", building.paths)
 
 
 _MAIN = re.compile(r"@hydra\.main\(([^)]*)\)")

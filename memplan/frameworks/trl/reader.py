@@ -9,6 +9,7 @@ from functools import partial
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.commands.hydra import over_others
 from memplan.frameworks.commands.launch import Launch, launches, put_allocator
 from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import own_loop, starts_another, told_of
@@ -78,8 +79,9 @@ def config_word(launch: Launch) -> str:
 def read(document: Document, draft: Draft) -> None:
     """A file of arguments, or the one training that a script starts."""
     if document.form != "shell":
-        read_settings(document.settings, draft, method_of_file(document.settings, draft, document.text))
-        read_trl_file(document.settings, draft)
+        settings = over_others(document, draft)
+        read_settings(settings, draft, method_of_file(settings, draft, document.text))
+        read_trl_file(settings, draft)
         return
     launch = only_launch([found for found in launches(document) if is_training(found)])
     arguments = launch.arguments(1 if launch.program == "trl" else 0)
