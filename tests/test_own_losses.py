@@ -159,6 +159,19 @@ def test_a_copy_of_trls_grpo_trainer_is_counted_by_its_code() -> None:
     assert (found.job["batch_size"], found.job["completion_length"]) == (8, 200)
 
 
+def test_trls_first_grpo_trains_all_answers_to_a_prompt_at_once() -> None:
+    """0.14, whether a program or a file of arguments is read beside the pin."""
+    Path("requirements.txt").write_text("trl==0.14.0\n")
+    text = "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_generations: 4\nmax_completion_length: 64\nbf16: true\n"
+    program = COPY.replace('CopiedTrainer("', 'GRPOTrainer("').replace(
+        "import GRPOConfig", "import GRPOConfig, GRPOTrainer"
+    )
+    for name, written in (("grpo.yaml", f"{text}per_device_train_batch_size: 2\n"), ("train.py", HEAD + program)):
+        found = checked(name, written)
+        assert found.fits == "yes", found.text
+        assert (found.job["batch_size"], found.job["loss_head"]) == (8 if name == "grpo.yaml" else 32, "log-softmax")
+
+
 @pytest.mark.parametrize(
     ("there", "instead", "named"),
     [

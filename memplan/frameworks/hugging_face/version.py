@@ -65,6 +65,22 @@ def modelled(version: str, method: str) -> str:
     return first if version and first and version_key(version) < version_key(first) else version
 
 
+AT_ONCE = "all answers to a prompt at once"
+"""The fact that TRL 0.14's GRPO trains (trainer/grpo_trainer.py: num_return_sequences, repeat_interleave)."""
+
+
+def nearest(version: str, method: str, where: str, draft: Draft) -> str:
+    """The nearest version in which a method is modelled, which is said where it is another; GRPO's first is told apart
+    by its rows alone."""
+    found = modelled(version, method)
+    if found != version and method == "grpo":
+        draft.facts[AT_ONCE] = f"{where}: TRL {version}"
+        draft.put("loss_head", "log-softmax", Origin(DEFAULT, f"TRL {version}"))
+    elif found != version:
+        draft.warn("trainer_version", where, f"TRL {version}'s {method} is counted as {found}'s", "loss")
+    return found
+
+
 def settle(settings: Settings, draft: Draft, package: str, script: Script | None = None, method: str = "") -> str:
     """Of a file's settings, where neither an option nor a program says it: the version, put into the draft."""
     draft.finishers["bitsandbytes"] = partial(beside_bitsandbytes, settings.path, package)
@@ -81,7 +97,7 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
     mine, whose = pinned(settings.path, package)
     if mine and (not version or version_key(mine) < version_key(version) or version == pin):
         version, why = mine, f"{whose} pins {package} {mine}"
-    version, last = modelled(version, method), LAST.get(method, "") if package == "trl" else ""
+    version, last = nearest(version, method, settings.path, draft), LAST.get(method, "") if package == "trl" else ""
     if last and (not version or version_key(last) < version_key(version)):
         version, why = last, f"{settings.path}: TRL has no {method} after {last}"
     if version:

@@ -2,15 +2,17 @@
 TRL's is counted as TRL's, by what its code does; what it does beyond is said.
 
 Source: trl 0.14 to 0.24 trainer/grpo_trainer.py. 0.14 makes a prompt's answers within ``compute_loss``
-(``num_return_sequences``) and takes the log-softmax of every token's logits, row by row; from 0.15 on a row of the
-batch is an answer, and the logits of completions are kept; 0.16 divides them by the temperature."""
+(``num_return_sequences``) and takes the log-softmax of their logits, row by row; copies from before its release keep
+every token's. From 0.15 on a row of the batch is an answer; 0.16 divides logits by the temperature."""
 
 import ast
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.hugging_face.version import AT_ONCE
 from memplan.frameworks.programs.gathered import Gathered
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Class, Function, Thing, Unknown, truth
@@ -19,7 +21,9 @@ from memplan.frameworks.project.own_code import Seen, own_graph, own_head, own_p
 
 COPY = "?copy"
 """What a trainer that is one has: the version that it is counted as."""
-FORWARD = re.compile(r"_get_per_token_logps\w*")
+FORWARD = re.compile(r"_?get_per_token_logps\w*")
+PASS = re.compile(r"(?:self\._)?get_per_token_logps\w*")
+LOSS = ("compute_loss", "_compute_loss")
 LOADS = re.compile(r"(?!.*(?:Processor|Tokenizer|Config)\.)[\w.]*\bfrom_pretrained\b")
 BESIDE = re.compile(
     r"model|self\.ref_model|reward_funcs?(\[\w+\])?|processing_class|\w*process(or|ing)\w*|\w*tokenizer"
@@ -37,16 +41,22 @@ def _methods(own: Class) -> dict[str, Function]:
     return found | own.methods
 
 
+def _forward(methods: Mapping[str, Function]) -> ast.FunctionDef | None:
+    """What gives the log-probabilities of tokens: a method, or a function within the loss."""
+    within = (each for name in LOSS if name in methods for each in ast.walk(methods[name].node))
+    every = (*(each.node for each in methods.values()), *within)
+    return next((each for each in every if isinstance(each, ast.FunctionDef) and FORWARD.fullmatch(each.name)), None)
+
+
 def mark_copy(trainer: Thing) -> None:
     """A trainer of transformers' that is a copy of TRL's GRPO trainer is one of TRL's from here on."""
     methods = _methods(trainer.own) if trainer.own and TRAINERS[trainer.last] == "transformers" else {}
-    forward = next((each for name, each in methods.items() if FORWARD.fullmatch(name)), None)
-    loss = methods.get("_compute_loss") or methods.get("compute_loss")
-    if forward is None or loss is None or not re.search(r"self\._get_per_token_logps", ast.unparse(loss.node)):
+    forward = _forward(methods)
+    if forward is None or not any(PASS.search(ast.unparse(methods[name].node)) for name in LOSS if name in methods):
         return
     if not any(re.search(r"self\.num_generations\b", ast.unparse(each.node)) for each in methods.values()):
         return
-    entropies, scaled = forward.node.name.endswith("entropies"), "self.temperature" in ast.unparse(forward.node)
+    entropies, scaled = forward.name.endswith("entropies"), "self.temperature" in ast.unparse(forward)
     trainer.name = "trl.GRPOTrainer"
     trainer.set(COPY, "0.20" if entropies else "0.17" if scaled else "0.15", trainer.place)
 
@@ -55,10 +65,14 @@ def put_copy(trainer: Thing, settings: Any, draft: Draft) -> None:
     """What its code makes beside TRL's own, and what of it is as TRL's first version had it."""
     assert trainer.own is not None
     methods = _methods(trainer.own)
-    seen = [each for method in methods.values() for each in seen_in(method.node)]
+    forward = _forward(methods)
+    assert forward is not None
+    lines = range(forward.lineno, (forward.end_lineno or 0) + 1)
+    seen = [each for method in methods.values() for each in seen_in(method.node) if each.node.lineno not in lines]
+    seen += seen_in(forward)
     path = trainer.own.path
-    of = Places(path, (), FORWARD, ("compute_loss", "_compute_loss"), "_generate_and_score_completions",
-                re.compile(r"self\._get_per_token_logps\w*"), "model", re.compile("$^"))  # fmt: skip
+    of = Places(path, (), FORWARD, LOSS, "_generate_and_score_completions",
+                PASS, "model", re.compile("$^"))  # fmt: skip
     said = {key for key, value in getattr(settings, "values", {}).items() if truth(value) is not False}
     rows = [each for each in seen if FORWARD.fullmatch(each.method) and each.calls.endswith(".log_softmax")]
     plain = [each for each in seen if each not in rows[:1]]
@@ -80,10 +94,11 @@ def put_copy(trainer: Thing, settings: Any, draft: Draft) -> None:
     source = "\n".join(ast.unparse(each.node) for each in methods.values())
     if rows:
         draft.put("loss_head", "log-softmax", Origin(FILE, f"{path}, line {rows[0].node.lineno}: log_softmax"))
-    forward = next(each for key, each in methods.items() if FORWARD.fullmatch(key))
-    whole = not any("to_keep" in each.arg for each in forward.node.args.args)
-    group = "num_return_sequences=self.num_generations" in source
-    draft.finishers["copy"] = partial(_finish, f"{path}, line {forward.node.lineno}", whole, group)
+    where = f"{path}, line {forward.lineno}"
+    if not any("to_keep" in each.arg for each in forward.args.args):
+        draft.finishers["copy"] = partial(_finish, where)
+    if "num_return_sequences=self.num_generations" in source:
+        draft.facts[AT_ONCE] = where
 
 
 def gather_copy(trainer: Thing, gathered: Gathered) -> None:
@@ -115,14 +130,9 @@ def _loads(each: Seen) -> bool:
     return bool(LOADS.fullmatch(called)) and not all(BESIDE.fullmatch(ast.unparse(to)) for to in each.node.targets)
 
 
-def _finish(where: str, whole: bool, group: bool, draft: Draft) -> None:
-    """All answers to a prompt at once, and logits of the prompt too, where the copy makes them."""
-    said = draft.said
-    rows, size = said.get("batch_size"), (said.get("rollout") or {}).get("group_size") or 8
-    if group and isinstance(rows, int) and "batch_size" not in draft.given:
-        draft.values["batch_size"] = rows * size
-        draft.origins["batch_size"] = Origin(FILE, f"{where}: a prompt's {size} answers at once")
-    length = said.get("sequence_length")
-    if whole and isinstance(length, int) and "completion_length" not in draft.given:
+def _finish(where: str, draft: Draft) -> None:
+    """Logits of the prompt too, where the copy makes them."""
+    length = draft.said.get("sequence_length")
+    if isinstance(length, int) and "completion_length" not in draft.given:
         draft.values["completion_length"] = length
         draft.origins["completion_length"] = Origin(FILE, f"{where}: every token's logits are made")

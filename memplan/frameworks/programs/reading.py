@@ -13,7 +13,7 @@ from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_names import ROWS
-from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, modelled, told
+from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, nearest, told
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.copied import COPY, gather_copy
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
@@ -119,11 +119,8 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
 
 def _modelled(version: str, method: str, trainer: Thing, draft: Draft) -> str:
     """The nearest version in which a method is modelled, which is said where it is another."""
-    ended, nearest = find_trainer("trl").methods.ended.get(method, ""), modelled(version, method)
-    if nearest != version:
-        draft.warn("trainer_version", str(trainer.place), f"TRL {version}'s {method} is counted as {nearest}'s", "loss")
-        return nearest
-    return LAST[method] if ended and not version and method in LAST else version
+    found, ended = nearest(version, method, str(trainer.place), draft), find_trainer("trl").methods.ended.get(method)
+    return LAST[method] if found == version == "" and ended and method in LAST else found
 
 
 def _read(gathered: Gathered, method: str, trainer: Thing, draft: Draft) -> None:
