@@ -8,7 +8,7 @@ from drawing import over
 from memplan.cost import card, seconds, speed
 from memplan.cost.links import Group, Links, exchange, gather, group, links, reduce
 from memplan.cost.optimizer import orthogonalising_flop, stepped_elements
-from memplan.cost.passes import layers_pass
+from memplan.cost.passes import head_pass, layers_pass
 from memplan.cost.peak import slowest
 from memplan.cost.rates import EXPECTED, Device, device
 from memplan.cost.shape import shape_of
@@ -153,6 +153,15 @@ def test_a_rank_steps_its_share_of_the_experts_that_it_holds(expert: int) -> Non
     assert stepped_elements(found, prepared(found, IDEAL, PERFECT).sizes) == pytest.approx(
         (found.model.params.total - experts_of(found)) / 64 + experts_of(found) / expert / found.parallel.expert_shards
     )
+
+
+@pytest.mark.parametrize(("adapted", "times"), [({}, 3), ({"lora": {"r": 8}}, 2)])
+def test_ligers_head_goes_over_its_weights_for_each_chunk(adapted: dict[str, Any], times: int) -> None:
+    """256 tokens come in 32 chunks, as the vocabulary is 32 times the width: logits, and both gradients."""
+    found = recipe(trainer="transformers", kernels="liger", batch_size=1, sequence_length=256, **adapted)
+    work, on = model_work(found.model), card(find_gpu("h100-80gb"))
+    head = head_pass(found, work, on, PERFECT)
+    assert head.forward + head.backward == pytest.approx(32 * times * 2 * work.head / on.memory, rel=0.3)
 
 
 def test_norms_of_single_operations_take_longer_under_megatron() -> None:

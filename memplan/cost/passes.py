@@ -7,20 +7,14 @@ rates; what a pass costs depends on nothing else, so that passes of equal shape 
 from math import ceil
 from typing import NamedTuple
 
+import memplan.cost.attention as kernels
 from memplan.cost.again import Forward, again
-from memplan.cost.attention import (
-    MASKED_BACKWARD,
-    MASKED_BROAD,
-    MASKED_WIDE,
-    MASKED_WIDE_BACKWARD,
-    NATIVE_PROLOGUE,
-    WIDTH,
-)
 from memplan.cost.host import Issued, host_of
 from memplan.cost.products import Layout, merged, product_seconds, products
 from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.shape import FP32, HALF, Shape
 from memplan.cost.work import ACTIVE, DROPPED, ModelWork, Work
+from memplan.engine.losses.liger import liger_chunk
 from memplan.spec.recipe import Recipe
 
 BACKWARD_MOVES = 1.6
@@ -234,7 +228,7 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
     fused = shape.attention == "sdpa" and each.per_pair > 0
     slow = fused and (shape.wide or masked) and not own
     speed = device.native_attention if own else device.attention
-    behind = EAGER_BACKWARD if shape.attention == "eager" else MASKED_BACKWARD if slow else FLASH_BACKWARD
+    behind = EAGER_BACKWARD if shape.attention == "eager" else kernels.MASKED_BACKWARD if slow else FLASH_BACKWARD
     if shape.wide and not slow:
         speed = device.wide_products
     skips = each.causal and shape.attention != "eager" and not masked
@@ -244,16 +238,16 @@ def _attention(each: Work, shape: Shape, tokens: float, device: Device, rates: R
     if near and shape.attention == "flash":
         pairs = min(pairs, float(each.window + BLOCK))
     if shape.attention != "eager" or shape.merged:
-        pairs += rates.prologue * (NATIVE_PROLOGUE if own else 1.0) * (1 + RESTARTED * (shape.ring - 1))
+        pairs += rates.prologue * (kernels.NATIVE_PROLOGUE if own else 1.0) * (1 + RESTARTED * (shape.ring - 1))
     scores = tokens * pairs * each.heads / shape.tensor if each.per_pair else 0.0
     flop = tokens * (pairs * each.per_pair + each.recurrent) / shape.tensor
     seconds = flash_seconds(flop, scores, speed, device, rates)
     if own:
         seconds = max(seconds, flash_seconds(flop, 0.0, device.native_limit, device, rates))
     if slow:
-        seconds *= (MASKED_BROAD if each.per_pair > 4 * WIDTH * each.heads else 1.0) / device.masked
+        seconds *= (kernels.MASKED_BROAD if each.per_pair > 4 * kernels.WIDTH * each.heads else 1.0) / device.masked
         if shape.wide:
-            seconds, behind = seconds * MASKED_WIDE, behind * MASKED_WIDE_BACKWARD / MASKED_WIDE
+            seconds, behind = seconds * kernels.MASKED_WIDE, behind * kernels.MASKED_WIDE_BACKWARD / kernels.MASKED_WIDE
     if shape.attention != "eager" or not each.per_pair:
         return seconds, seconds * behind, 0.0
     each_score = EAGER_FUSED if shape.merged else EAGER_BYTES + each.capped * CAPPED_BYTES + each.dropped * DROPPED
@@ -285,8 +279,13 @@ def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> 
         widened = ceil(tokens / NLL_CHUNK) * work.head / degrees.tensor / memory
         before, behind = each * widened, (each + trained * back) * widened
         itemsize = recipe.numerics.autocast or FP32
-    extents = (tokens, work.vocabulary / degrees.tensor, width)
-    product = product_seconds(*extents, 1.0, itemsize, device, rates)
+    columns, chunk = work.vocabulary / degrees.tensor, tokens
+    if recipe.loss.head == "liger" and width:
+        chunk = liger_chunk(ceil(tokens), ceil(width), ceil(columns))
+    parts = ceil(tokens / chunk) if tokens else 1
+    product = parts * product_seconds(chunk, columns, width, 1.0, itemsize, device, rates)
+    if parts > 1:  # each reads the head, and adds to its gradient
+        behind += trained * (parts * product_seconds(columns, width, chunk, 1.0, itemsize, device, rates) - product)
     if work.vocabulary > 1 and work.vocabulary % ALIGNED and itemsize < FP32 and not recipe.trainer.megatron:
         product *= UNALIGNED
     product += 2 * whole * work.outside / speed
