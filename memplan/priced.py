@@ -59,6 +59,14 @@ class Priced(NamedTuple):
         return self.ledger.schedule[self.meters.totals.index(self.meters.allocated.expected)]
 
     @property
+    def fullest_at(self) -> str:
+        """Where the card must hold the most: an instant of the step, of an engine beside it, or a phase beside both."""
+        step = self.joint.to_fit if self.joint else self.meters.to_fit
+        if self.beside.device is not None and self.beside.device.high > step.high:
+            return max(self.beside.sums, key=lambda each: each.card[2]).name
+        return self.peak_instant if self.joint is None else max(self.joint.instants, key=lambda at: at.to_fit.high).name
+
+    @property
     def phases(self) -> dict[str, int]:
         """The most in forward, backward, step and the phases beside it; the first step where there are rows."""
         totals, names = self.meters.totals, self.of.recipe.moments.names

@@ -23,6 +23,7 @@ from memplan.planner.pricing import FREE, ROWS, Priced, Pricing, has_flash
 from memplan.planner.rejected import _miss, absences
 from memplan.planner.space import Space, batches, data_ranks, layouts, megatron
 from memplan.planner.splits import candidates
+from memplan.priced import price
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.job import Job
@@ -465,10 +466,19 @@ def test_what_misses_on_the_host_alone_says_so() -> None:
     assert row.job == made.keys
 
 
+def test_a_miss_is_where_the_card_holds_the_most() -> None:
+    """A base that transformers 5 packs on every card before FSDP sends it to the host; else an instant of the step."""
+    job = {"model": "llama-3.2-1b", "method": "sft", "trainer": "trl", "sequence_length": 64, "gpu": "80GiB"}
+    job |= {"num_gpus": 8, "sharding": "fsdp2", "lora": {"r": 8}, "gradient_checkpointing": "full"}
+    packed = resolve(read_job({**job, "quantization": "nf4", "fsdp": {"cpu_offload": True}}))
+    assert price(packed, detailed=False)[0].fullest_at == "load"
+    assert price(resolve(read_job(job)), detailed=False)[0].fullest_at.startswith("policy.")
+
+
 def test_what_misses_as_its_engine_does_not_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     made, host = candidates_of(num_gpus=1, global_batch_size=1, loss_head="auto").legal[0], Host(1 << 30, 4 << 30, True)
     priced: Any = SimpleNamespace(keys={}, short=0, figures=SimpleNamespace(host=host), recipe=made.recipe)
-    why = SimpleNamespace(why_not="its cache holds nothing", peak_instant="policy.loss")
+    why = SimpleNamespace(why_not="its cache holds nothing", fullest_at="policy.loss")
     monkeypatch.setattr("memplan.planner.rejected.price", lambda *_, **__: [why])
     assert _miss(made, priced).reason == "the engine does not start: its cache holds nothing"
     priced.short = 1 << 30

@@ -81,6 +81,7 @@ def plan(
     points = tuple(point(*each) for each in pareto(final.asked, searched.of, tell).plans) if front else ()
     plans = tuple(shown(final.asked, searched, final.words, price))
     recipe = plans[0].report.recipe if plans else None
+    nearest = next((each.recipe for made, _ in tried.values() for each, _ in made.found.rejected), None)
     named = {each.recipe.trainer.name: each.recipe.trainer for each, _ in searched.found.plans}
     beside = (trainer for name, trainer in named.items() if name != asked.given.job.trainer)
     said = [text for trainer in beside for text in untold(final.asked.given.job, trainer)]
@@ -95,7 +96,7 @@ def plan(
         final.words if final is not answered else (),
         tuple(instead(each.searched, each.words, each.names) for each in others),
         (*final.asked.assumptions, *said, *(recipe.provenance.assumptions if recipe else ())),
-        recipe.provenance.warnings if recipe else (),
+        shown_of.provenance.warnings if (shown_of := recipe or nearest) else (),
     )
 
 

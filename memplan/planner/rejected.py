@@ -73,7 +73,7 @@ def absences(space: Space) -> tuple[Rejected, ...]:
 def _miss(each: Candidate, priced: Priced) -> Rejected:
     keys = {**each.keys, **priced.keys}
     host, fullest = priced.figures.host, price(priced.recipe, detailed=False)[0]
-    reason = f"short by {format_bytes(priced.short)} at {fullest.peak_instant}"
+    reason = f"short by {format_bytes(priced.short)} at {fullest.fullest_at}"
     if not priced.short and host.fits is not False and fullest.why_not:
         reason = f"the engine does not start: {fullest.why_not}"
     elif not priced.short and (host.fits is False or host.crowded):

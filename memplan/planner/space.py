@@ -80,7 +80,9 @@ def offloading(space: Space) -> list[Keys]:
     ]
     if space.gpus == 1:
         return [*([{"sharding": "none", "offload": ["activations"]}] if offloads_activations(space) else []), *found]
-    return [*found, {"sharding": "fsdp2", "fsdp": {"cpu_offload": True}}]
+    packs = space.job.quantization != "none" and trainer_of(space, {}).models.transformers_4
+    sparing = {"cpu_ram_efficient_loading": True} if packs else {}  # hands each matrix to the host (resolve/phases.py)
+    return [*found, {"sharding": "fsdp2", "fsdp": {"cpu_offload": True, **sparing}}]
 
 
 def offloads_activations(space: Space) -> bool:

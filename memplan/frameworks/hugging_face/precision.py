@@ -49,8 +49,8 @@ def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:
     load, loaded = draft.facts["load"]
     if load == "auto" and _holds_fp32(draft):
         load, loaded = "fp32", Origin(loaded.kind, f"{loaded.text}: its checkpoint holds float32")
-    if amp != "no" and (sharding.startswith("fsdp") or load == "fp32"):
-        # FSDP upcasts trained weights; elsewhere the weights are fp32 as they were loaded.
+    if amp != "no" and (load == "fp32" or (sharding.startswith("fsdp") and not draft.now("lora"))):
+        # FSDP upcasts trained weights, and no frozen base; elsewhere the weights are fp32 as they were loaded.
         draft.put("precision", f"{amp}-amp", why if why.kind == "file" else loaded if load == "fp32" else why)
         return
     if load == "fp32":
