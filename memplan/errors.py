@@ -130,7 +130,8 @@ def likeness(value: str, name: str, a_word_more: bool = True) -> float:
         return 0.0
     from difflib import SequenceMatcher
 
-    return SequenceMatcher(None, packed, target, autojunk=False).ratio()
+    matcher = SequenceMatcher(None, packed, target, autojunk=False)
+    return matcher.ratio() if matcher.quick_ratio() >= ALIKE else 0.0
 
 
 ENOUGH, SWAPPED = 0.45, 0.9

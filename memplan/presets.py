@@ -6,6 +6,7 @@ of these, the keys of its config.json that are its own), ``source`` (where its v
 the repository has quantised weights alone."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -32,7 +33,7 @@ def presets_dir() -> Path:
 
 def model_names() -> list[str]:
     """The names of all model presets, sorted: a listing of their folder."""
-    return sorted(path.stem for path in (presets_dir() / "models").glob("*.json"))
+    return sorted(name[: -len(".json")] for name in os.listdir(presets_dir() / "models") if name.endswith(".json"))
 
 
 def model_preset(name: str) -> Preset:

@@ -3,6 +3,7 @@ optimizer states, gradients that stay, each of the policy and of a critic."""
 
 from collections import Counter
 from functools import cache
+from operator import is_
 from typing import Any, NamedTuple
 
 from memplan.engine.build import SECTIONS
@@ -119,12 +120,22 @@ def _megatron() -> Any:
     return remembered(lambda parts: _held(parts, OF_MEGATRON), megatron=True)
 
 
+_LAST: list[tuple[tuple[Any, ...], Held]] = [((), Held(States()))]
+"""Of the recipe that was asked for last, but for its generator, which is its last field: no state depends on it."""
+assert Recipe._fields[-1] == "generator"
+
+
 def held_states(recipe: Recipe) -> Held:
     """Of one rank."""
-    if has_critic_engine(recipe):
-        critic, policy = parted(recipe)
-        return Held(_alone(policy).policy, _alone(critic).policy)
-    return _alone(recipe)
+    fields, (last, found) = recipe[:-1], _LAST[0]
+    if not last or not all(map(is_, fields, last)):
+        if has_critic_engine(recipe):
+            critic, policy = parted(recipe)
+            found = Held(_alone(policy).policy, _alone(critic).policy)
+        else:
+            found = _alone(recipe)
+        _LAST[0] = fields, found
+    return found
 
 
 def _alone(recipe: Recipe) -> Held:

@@ -219,7 +219,8 @@ class Generators:
 
     def recipe(self, keys: Keys, base: Recipe, number: int, way: Way) -> Recipe | None:
         """The training's recipe with the way's generator; None where it cannot be. ``number``: of the way."""
-        of = base.sharding.name, base.zero_stage, base.parallel, base.adapter is None, base.batch.group
+        split = base.sharding.name, base.several, base.parallel.world, base.parallel.model
+        of = *split, base.wrapper, base.adapter is None, base.batch.group  # what ``resolve/generation.py`` reads
         if (number, of) not in self.known:
             self.known[number, of] = self._generator(keys, way, of)
         found = self.known[number, of]

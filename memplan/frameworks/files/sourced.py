@@ -45,13 +45,14 @@ def project_of(folder: Path) -> Path:
 def roots_of(path: str) -> tuple[tuple[str, ...], Path]:
     """Where what a file names is looked for, in this order: in its folder, at the top of its project, in the folders
     between; and that top."""
-    return _roots(os.path.dirname(os.path.realpath(path)), os.getcwd())
+    return _roots(path, os.getcwd())
 
 
 @lru_cache(maxsize=256)
-def _roots(folder: str, here: str) -> tuple[tuple[str, ...], Path]:
-    top = _project_of(Path(folder), Path(here))
-    between = [each for each in Path(folder).parents if top in each.parents]
+def _roots(path: str, here: str) -> tuple[tuple[str, ...], Path]:
+    folder = Path(os.path.dirname(os.path.realpath(path)))
+    top = _project_of(folder, Path(here))
+    between = [each for each in folder.parents if top in each.parents]
     return tuple(map(str, (folder, top, *between))), top
 
 
