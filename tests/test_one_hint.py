@@ -395,3 +395,13 @@ def test_a_reference_of_another_shape_is_unclear(framework: str, reference: str,
     name, text = ("a.yaml", PREFERS.format("qwen", said)) if framework == "llamafactory" else ("a.sh", script)
     deciding = {each["key"] for each in checked(text, name).unread if each["decides"]}
     assert ("ref_model" in deciding) is other
+
+
+SWIFT = "CUDA_VISIBLE_DEVICES=0 swift sft --model_type llama3-llava-next-8b --max_length 64 --train_type lora"
+STARTED = """deepspeed --num_gpus 1 src/train.py --stage sft --finetuning_type full --template qwen --do_train true \\
+    --cutoff_len 64 --per_device_train_batch_size 1 --model_name_or_path Qwen/Qwen2.5-0.5B"""
+
+
+@pytest.mark.parametrize(("text", "hint"), [(SWIFT, "Qwen2.5-VL-7B-Instruct --set"), (STARTED, "--sharding zero2")])
+def test_a_hint_has_a_value_that_the_file_may_have(text: str, hint: str) -> None:
+    assert hint in checked(text, "a.sh").hint

@@ -28,6 +28,8 @@ SEEING = "add --model llava-hf/llava-1.5-7b-hf, or another that sees"
 """Where a tower is beside the language model that no language model's name stands for."""
 SEES_TOKENS = "add --model Qwen/Qwen2.5-VL-7B-Instruct"
 """The same, of images that are counted in tokens or pixels."""
+STAGE = f"add {SUCH['sharding']}, or the file with --with"
+"""Where DeepSpeed runs by settings that lie nowhere."""
 LORA = f"add --lora-r and --lora-targets, such as {SUCH['lora']}"
 OF_LORA = {"r": "lora.r", "target_modules": "lora.targets"}
 """Arguments of LoRA -> what asks for them alone."""

@@ -152,8 +152,10 @@ def _check(
             return spread(found, given, answer) if found.fits == "unclear" else found
         except errors.ModelNotFound as error:  # with what else is asked for
             like = question(given.job.model, given.job.lora and given.job.lora.targets, given.unread, options)
-            like = like.replace(SUCH["model"], SEES_TOKENS.removeprefix("add ")) if given.job.images else like
-            raise errors.ModelNotFound(error.message, f"{error.hint}; or {like}") from None
+            sees = given.job.images or any(each.asks == "images" for each in given.unread)
+            like = like.replace(SUCH["model"], SEES_TOKENS.removeprefix("add ")) if sees else like
+            others = _PRESET.sub("", error.hint) if sees else error.hint  # of its name's rest, which sees nothing
+            raise errors.ModelNotFound(error.message, f"{others}; or {like}") from None
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer) or unshared(error, path, given, answer)
@@ -165,6 +167,9 @@ def _check(
 
     found = _guarded(path, work)
     return replace(found, line=document.place, name=document.name) if named else found
+
+
+_PRESET = re.compile(r"; or use the preset \S+")
 
 
 def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from memplan.clusters import find_cluster
+from memplan.frameworks.asking import STAGE
 from memplan.frameworks.commands.data_parallel import replicated
 from memplan.frameworks.commands.launch import Launch
 from memplan.frameworks.draft import ASSUMED, FILE, Draft, Origin
@@ -130,7 +131,7 @@ def _ask_stage(where: str, draft: Draft) -> None:
     said = {"sharding", "zero_stage"} & draft.given or "sharding" in draft.values
     if not said and all(each.asks != "sharding" for each in draft.unread):
         what = "it starts under deepspeed, and no file of DeepSpeed's is named"
-        draft.ask("sharding", where, what, "add --zero-stage, or the file with --with")
+        draft.ask("sharding", where, what, STAGE)
 
 
 def number(value: object) -> int | None:

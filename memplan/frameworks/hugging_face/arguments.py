@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks import deepspeed
-from memplan.frameworks.asking import GENERATES, KEEPS_LOGITS, SUCH
+from memplan.frameworks.asking import GENERATES, KEEPS_LOGITS, STAGE, SUCH
 from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
 from memplan.frameworks.common import fsdp_keys
 from memplan.frameworks.common.row_making import read_rows
@@ -216,7 +216,7 @@ def read_deepspeed(keys: Keys) -> None:
         deepspeed.read_settings(keys.section("deepspeed").settings, keys.draft)
     elif value is True and not {"sharding", "zero_stage"} & keys.draft.given and "deepspeed" not in keys.draft.beside:
         what = "deepspeed names no file: the script makes the config"
-        keys.draft.ask("sharding", keys.settings.where("deepspeed"), what, "add --zero-stage, or the file with --with")
+        keys.draft.ask("sharding", keys.settings.where("deepspeed"), what, STAGE)
     elif str(value).strip().startswith("{"):
         deepspeed.read_settings(mapping(keys, "deepspeed").settings, keys.draft)
     elif value and value is not True:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memplan.frameworks.asking import GENERATES, MODEL
+from memplan.frameworks.asking import GENERATES, MODEL, SEES_TOKENS, SUCH
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands.launch import launches, put_allocator
 from memplan.frameworks.common.local_models import within
@@ -16,7 +16,7 @@ from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
 from memplan.frameworks.hugging_face.version import beside_torch
-from memplan.frameworks.own_words.names import OTHERS
+from memplan.frameworks.own_words.names import OTHERS, may_see_images
 from memplan.frameworks.swift import keys as table
 from memplan.frameworks.swift import megatron as swift_megatron
 from memplan.frameworks.swift.images import read_images
@@ -141,7 +141,10 @@ def _model(keys: Keys) -> None:
             put_quantised(keys, said or "")
         elif said:
             what = f"model_type {said[:40]} is ms-swift's own name, not the Hub's"
-            keys.draft.ask("model", keys.settings.where("model_type"), what, MODEL)
+            sees, where = may_see_images(said), keys.settings.where("model_type")
+            keys.draft.ask("model", where, what, SEES_TOKENS if sees else MODEL)
+            if sees:
+                keys.draft.ask("images", where, "how many images an example has", f"add {SUCH['images']}")
         return
     text = (keys.text(name) or "").replace("___", ".")  # as ModelScope writes a folder's name
     if name in ("load", "mcore_model"):
