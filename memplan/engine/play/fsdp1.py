@@ -66,7 +66,16 @@ class Fsdp1(Fsdp2):
         for group in ahead:
             self._unshard(group)
         own = ahead if self.rules.waits_for_layer_before else self.layers[layer : layer + 1]
-        return self._then(x, own[0], self._post_backward) if own else x
+        back = self._first_two_back if own is ahead and layer == 0 else self._post_backward
+        return self._then(x, own[0], back) if own else x
+
+    def _first_two_back(self, group: Group) -> None:
+        """The first unit's views are older than what runs before it: its flat gradient comes last of a graph's, that of
+        the last graph when backward ends."""
+        self._post_backward(group)
+        first = self.layers[0]
+        if self.passes > 1 and len((self.sums or {}).get(first, ())) < self.passes - 1 and first.arrived:
+            self._post_backward(first)
 
     def after(self, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
         """Adapters that are units come last: the next layer is gathered beside this one."""
@@ -233,6 +242,9 @@ class Fsdp1(Fsdp2):
             came.append(flat)
             del flat
             if len(came) < self.passes:
+                if came[-1] is not None and self._accumulates_apart(group):
+                    group.waiting = group.waiting or [came[-1]]
+                    came[-1] = None
                 return
             flat = self._summed(came)
         if self._is_behind(group):
@@ -252,11 +264,16 @@ class Fsdp1(Fsdp2):
         unit, reduce = group.unit, self.rules.reduced
         cast = self._new(unit.reduced * (reduce != self.rules.used), group.named("cast"), "buffers", REDUCING)
         shard = self._new(unit.reduced // self.rules.ranks, group.named("reduced gradients"), "gradients", REDUCING)
-        if unit.shard != shard.dim.elements:
+        if round(reduce * unit.shard / max(1, shard.dim.elements)) != reduce:  # but for padding, of another dtype
             shard = self._new(unit.shard, group.named("shards of gradients"), "gradients", REDUCING)
         if group.shard is None and not self.rules.cpu_offload:
             group.shard = shard
         del cast, flat, waiting  # what autograd added to the one that waited lives until the hook returns
+
+    def _accumulates_apart(self, group: Group) -> bool:
+        """Whether each forward has an ``AccumulateGrad`` of its own: a unit whose data went from the dtype of its use
+        to that of its shard and back has another (torch/csrc/autograd/variable.cpp: set_data)."""
+        return self.rules.used != self.rules.stored and not self.rules.keeps and group is not self.root
 
     def _summed(self, came: list[Tensor | None]) -> Tensor | None:
         """The first, to which the others are added in place, as on a card; under a dispatch mode they are not."""

@@ -47,6 +47,13 @@ class PassRows:
                 more = forward["loss"].size - ends.size - casts
                 self._enter("loss", Alive(more, tags={}), instants[1], instants[1])
             self._enter_casts(instants[1])
+            if plan.head.code.metrics.startswith("scored-again"):
+                born = f"{name}.gather" if f"{name}.gather" in self.ledger.index else instants[0]
+                size = plan.rows * plan.length * plan.spec.head.outputs * 4
+                label = "logits, while the mismatched completions run"
+                self.ledger.add(label, "logits", size, born, instants[0]).formula("T × V × bytes", size).since(
+                    "a local of concatenated_forward, which runs the model twice", "llamafactory 0.9.5 kto/trainer.py"
+                )
             later, end = self.ledger.after(instants[1]), self.ledger.schedule[-1]
             if plan.head.code.holds_logits and later != end:  # an evaluation's, in the other passes' forwards
                 self._enter("held until the loss", self.traced.tail.saved, later, self.ledger.before(end))

@@ -170,5 +170,6 @@ def _units(spec: ModelSpec, adapter: Adapter | None) -> list[Unit]:
         for run in spec.runs
     ]
     outside = [weight for weight in model_weights(spec, adapter is None, adapter) if weight.unit != "layer"]
+    outside.sort(key=lambda weight: weight.unit != "vision")  # a class makes its tower first (modeling_llava.py)
     found += [([weight], 1) for weight in outside if weight.apart]
     return [*found, ([weight for weight in outside if not weight.apart], 1)]
