@@ -16,6 +16,7 @@ from memplan.cost import card, examples_per_step, seconds
 from memplan.errors import InvalidJob, UsageError
 from memplan.planner import Plans, plan
 from memplan.planner.candidates import Builder, without_choices
+from memplan.planner.changes import change
 from memplan.planner.planning import question
 from memplan.planner.search import best, front, largest, nearest
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, batches, data_ranks, layouts
@@ -23,7 +24,7 @@ from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.allocator import Allocator
-from memplan.spec.reading import read_job
+from memplan.spec.reading import read_job, with_changes
 
 SMALL = {"model": "qwen3-0.6b", "method": "simpo", "sequence_length": 512, "global_batch_size": 8, "gpu": "8GiB"}
 
@@ -268,6 +269,16 @@ def test_where_nothing_fits_every_set_of_as_few_changes_is_said() -> None:
     last = found.instead[-1]
     again = plan(read_job({**ONE_TRL, "method": "sft", "gpu": "8GiB"}), allow=[last.allow], wanted=1)
     assert (again.fits, again.plans[0].name, again.plans[0].training) == (True, last.name, last.training)
+
+
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+def test_adapters_come_with_an_optimizer_that_takes_them(name: str) -> None:
+    """GaLore projects the gradients of full weights."""
+    given = read_job({"model": "llama-3.2-1b", "method": "sft", "optimizer": "galore", "gpu": "8GiB"})
+    made = change(name, given.job)
+    assert made is not None
+    assert made.words.endswith(" and AdamW")
+    assert resolve(with_changes(given, made.values[0])).optimizer.row.name == "adamw"
 
 
 def test_a_frozen_base_is_loaded_in_half_precision_and_need_not_wait_on_the_host() -> None:

@@ -11,6 +11,7 @@ from memplan.planner.planning import Question, question
 from memplan.spec.job import Job
 from memplan.spec.reading import build_job
 from memplan.tables.methods import METHODS
+from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.trainers import find_trainer
 
 
@@ -41,9 +42,14 @@ def change(name: str, job: Job) -> Change | None:
 
 
 def _adapter(job: Job) -> dict[str, Any]:
-    """LoRA of every linear, by name where the trainer asks for that."""
+    """LoRA of every linear, by name where the trainer asks for that; with AdamW where the optimizer takes none."""
     targets = find_trainer(job.trainer).switches.get("lora_targets")
-    return {"lora": {"r": RANK, **({"targets": targets} if targets else {})}}
+    stepped = {"optimizer": "adamw", "optimizer_impl": "auto"} if _refuses_adapters(job) else {}
+    return {"lora": {"r": RANK, **({"targets": targets} if targets else {})}, **stepped, **half_base(job)}
+
+
+def _refuses_adapters(job: Job) -> bool:
+    return "lora" in OPTIMIZERS[job.optimizer].refusals
 
 
 def _change(name: str, job: Job) -> Change | None:
@@ -66,13 +72,14 @@ def _change(name: str, job: Job) -> Change | None:
             lengths.append({"sequence_length": own, "completion_length": _scored(job, own), **packed})
             length //= 2
         return Change(name, "shorter sequences", tuple(lengths)) if lengths else None
+    stepped = " and AdamW" if not job.lora and _refuses_adapters(job) else ""
     if name == "lora":
-        return None if job.lora else Change(name, f"LoRA of rank {RANK}", ({**_adapter(job), **half_base(job)},))
+        return None if job.lora else Change(name, f"LoRA of rank {RANK}{stepped}", (_adapter(job),))
     if job.quantization != "none":
         return None
-    lora = ({} if job.lora else _adapter(job)) | half_base(job)  # a 4-bit base computes in what its trainer is told
+    lora = half_base(job) if job.lora else _adapter(job)  # a 4-bit base computes in what its trainer is told
     kinds = ("nf4", "nf4-double")
-    return Change(name, "QLoRA (4-bit base)", tuple({**lora, "quantization": kind} for kind in kinds))
+    return Change(name, f"QLoRA (4-bit base){stepped}", tuple({**lora, "quantization": kind} for kind in kinds))
 
 
 def _scored(job: Job, length: int) -> int | None:
