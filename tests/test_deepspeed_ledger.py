@@ -194,3 +194,14 @@ def test_adapters_that_are_switched_off_leave_the_order_up_to_the_first_of_them(
     assert [size for _, size in on[differ].parameters] == [8 * recipe.model.hidden_size]
     rest = iter(on)
     assert all(each in rest for each in off if each.parameters)
+
+
+@pytest.mark.parametrize("kernels", ["none", "liger"])
+def test_a_head_that_the_models_own_forward_reads_is_whole_until_it_has_run_back(kernels: str) -> None:
+    """It is a parameter of the model then; else it is gathered when its module runs."""
+    one = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
+    of = recipe_of(zero_stage=3, trainer="transformers", kernels=kernels, gradient_checkpointing=True, deepspeed=one)
+    ledger, head = build_ledger(of), 2 * of.model.head.parameters
+    for instant in ("policy.layer-forward", "policy.first-layer-backward"):
+        gathered = sum(row.bytes for row in ledger.alive(instant) if row.name == "gathered weights")
+        assert (gathered >= head) == (kernels == "liger")

@@ -97,6 +97,13 @@ class Coordinator:
         if self.place >= 0 and self.reads == self.visits[self.place].uses:
             self._leave()
 
+    def ran_back(self) -> None:
+        """``release_backward_leftovers``: what the model's own forward reads, and nothing runs back behind."""
+        self._leave()
+        for visit in self.visits[:2]:
+            for identity, _ in visit.module.parameters:
+                self._free(identity)
+
     def _leave(self) -> None:
         if not self.released:
             self.released = True

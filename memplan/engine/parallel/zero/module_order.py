@@ -27,6 +27,8 @@ class Model(NamedTuple):
     adapter: Adapter | None
     base: Quantised | None = None
     itemsize: int = 2
+    reads: str = ""
+    """The head whose weight is read and which is never called."""
 
 
 class Stretch(NamedTuple):
@@ -53,7 +55,7 @@ class Visits(Itself[Visit]):
 def modules_of(model: Model) -> Modules:
     """All of them."""
     weights = placed(model.spec, model.adapter, frozen=True)
-    return Modules(weights, model.spec.hidden_size, model.base, model.itemsize)
+    return Modules(weights, model.spec.hidden_size, model.base, model.itemsize, model.reads)
 
 
 @lru_cache(maxsize=64)

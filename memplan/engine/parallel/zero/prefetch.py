@@ -85,5 +85,7 @@ def _run(coordinator: Coordinator, passes: tuple[Pass, ...]) -> Figures:
                         coordinator.used()
                     most = max(most, coordinator.most)
                     steps.append((coordinator.most, coordinator.size))
+                if stretch is one.halves[-1][1][-1] and len(one.halves) > 1:
+                    coordinator.ran_back()
                 figures[name, stretch.name] = Gathered(most, coordinator.size, first, tuple(steps))
     return figures

@@ -100,43 +100,43 @@ def engine_of(recipe: Recipe, name: str) -> str:
     return name if name in beside else ""
 
 
-def _model(traced: TracedPass, wraps: Adapter | None = None) -> Model:
+def _model(traced: TracedPass, wraps: Adapter | None = None, reads: str = "") -> Model:
     """A pass's weights, as they are gathered; PEFT wraps them though adapters are switched off."""
     plan = traced.plan
-    return Model(plan.spec, plan.mode.adapter or wraps, plan.mode.quantised, plan.mode.numerics.itemsize)
+    return Model(plan.spec, plan.mode.adapter or wraps, plan.mode.quantised, plan.mode.numerics.itemsize, reads)
 
 
 def figures_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage]) -> Figures:
     """What each pass has gathered."""
     found, own = Figures(), limits(recipe)
     for engine in {engine_of(recipe, traced.plan.name): None for traced, _ in passes}:
-        wraps = None if engine else recipe.adapter
+        whose = (None, "") if engine else (recipe.adapter, recipe.model.head.name * reads_head(recipe))
         first, then = (
-            passes_of([each for each in stages if engine_of(recipe, each[0].plan.name) == engine], wraps)
+            passes_of([each for each in stages if engine_of(recipe, each[0].plan.name) == engine], *whose)
             for stages in (before, passes)
         )
         found |= gathered(first or then, then if before else (), own)
     return found
 
 
-def passes_of(stages: Sequence[Stage], wraps: Adapter | None) -> tuple[Pass, ...]:
+def passes_of(stages: Sequence[Stage], wraps: Adapter | None, reads: str = "") -> tuple[Pass, ...]:
     """Each forward, with all that runs until the next one begins."""
     found = list[tuple[Model, list[tuple[str, Half]]]]()
     for traced, point in stages:
         if point == "forward":
-            found.append((_model(traced, wraps), []))
+            found.append((_model(traced, wraps, reads), []))
         if point != "loss":
-            found[-1][1].append((traced.plan.name, _half(traced, point, wraps)))
+            found[-1][1].append((traced.plan.name, _half(traced, point, found[-1][0])))
     return tuple(Pass(run_by(model, tuple(half for _, half in halves)), tuple(halves)) for model, halves in found)
 
 
-def _half(traced: TracedPass, point: str, wraps: Adapter | None) -> Half:
+def _half(traced: TracedPass, point: str, model: Model) -> Half:
     plan, back = traced.plan, point == "backward"
     layers = tuple(_order(traced, layer, back=back) for layer in traced.layers)
     again = tuple(plan.style_of(i) in ("checkpoint", "reentrant") for i in range(len(layers)))
     tail, reached = traced.tail.uses[back].order, plan.embedding_trained if back else None
     adapts, sees = plan.mode.adapter is not None, plan.images is not None
-    return half_of(_model(traced, wraps), adapts, sees, tail, layers, again, reached)
+    return half_of(model, adapts, sees, tail, layers, again, reached)
 
 
 def _watched(traced: TracedPass, layer: LayerTrace) -> bool:
@@ -251,8 +251,7 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: Tra
         ends = ("final-norm", "head") if plan.style != "no-grad" else ("final-norm", "head", "loss")  # one instant
         enter(instants[1], _in_tail(traced, figures, ends))
     if point == "loss" or (point == "forward" and plan.style != "no-grad"):
-        read = plan.spec.head.parameters * reads_head(recipe)  # the loss reads its weight
-        enter(f"{name}.loss", max(_in_tail(traced, figures, ("loss",)), figures[name, "tail"].left, read))
+        enter(f"{name}.loss", max(_in_tail(traced, figures, ("loss",)), figures[name, "tail"].left))
     if point != "backward":
         return
     for part in ("loss", "head", "final-norm"):

@@ -8,6 +8,7 @@ from collections import deque
 
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.optimizer.states import flat
+from memplan.engine.parallel.fsdp2.units import reads_head
 from memplan.engine.parallel.zero.flat_groups import Group, groups_of
 from memplan.engine.parallel.zero.stage3 import FP64, NORM_PIECE, limits
 from memplan.engine.play.notes import BEGUN, DONE, RESUMED, TAKEN, Note
@@ -155,7 +156,7 @@ class Divided(Engine):
     def backward_ended(self, *, last: bool) -> None:
         """The epilogue: the last bucket, and the host waits for all of it."""
         if self.current is not None:
-            self.current.done()
+            self.current.ran_back()
         self._reduce()
         self.tape.synchronise()
         self.events.clear()
@@ -206,7 +207,8 @@ def with_engine(played: StepEvents, recipe: Recipe, rank: int | None = None) -> 
 def _divided(played: StepEvents, recipe: Recipe, groups: list[Group]) -> Divided:
     zero, models = recipe.sharding.deepspeed, {}
     weights = placed(recipe.model, recipe.adapter, frozen=True)
-    models[POLICY] = Modules(weights, recipe.model.hidden_size)
+    reads = recipe.model.head.name * reads_head(recipe)
+    models[POLICY] = Modules(weights, recipe.model.hidden_size, reads=reads)
     for model in recipe.others.residents:
         if model.role == "reference" and model.sharded:
             models[model.role] = Modules(placed(model.spec, None, frozen=True), model.spec.hidden_size)

@@ -10,7 +10,7 @@ dropouts are not."""
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from memplan.engine.parallel.zero.coordinator import Module, Visit
+from memplan.engine.parallel.zero.coordinator import EMPTY, Module, Visit
 from memplan.engine.play.notes import AHEAD, BEGUN, RESUMED, USED, USED_BACK, InTower, Note, UnknownParameter
 from memplan.engine.play.resident import in_order, of_tower
 from memplan.engine.play.zero.places import Key
@@ -30,7 +30,9 @@ def module_of(weight: Weight) -> str:
 
 class Modules:
     """The modules of one model, by the parameters that notes name. Those that a ``base`` packs are gathered in elements
-    of ``itemsize`` bytes."""
+    of ``itemsize`` bytes. ``reads``: a head whose weight the model's own forward reads is a parameter of that model, as
+    of the second forward: it is whole from where it begins to where it has run back (deepspeed 0.19 runtime/zero/
+    parameter_offload.py: ``ZeROOrderedDict.__getitem__``; run on CPU)."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Modules:
         hidden: int,
         base: Quantised | None = None,
         itemsize: int = 2,
+        reads: str = "",
     ) -> None:
         found: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
         self.owner: dict[Key, tuple[int | None, str]] = {}
@@ -57,6 +60,8 @@ class Modules:
                 self.norms.add(key)
         self.opening = {weight.name for _, weight in weights if weight.unit == "embedding"}
         self.modules = {key: Module(tuple(parameters)) for key, parameters in found.items()}
+        outside = self.modules.get((None, reads), self.modules.get((None, "embed_tokens"), EMPTY))
+        self.outside = outside if reads else EMPTY
 
     def visit(self, note: Note) -> Visit:
         """The module that a noted parameter is of."""
@@ -68,7 +73,8 @@ class Modules:
             if linear.endswith(end):
                 linear, part = linear.removesuffix(end), end
         of = linear if linear in self.adapted else ""
-        return Visit(self.modules[key], 1, note.what == AHEAD, key in self.norms, of, part)
+        held = note.what == AHEAD or self.modules[key] is self.outside
+        return Visit(self.modules[key], 1, held, key in self.norms, of, part)
 
 
 def passes_of(notes: list[Note]) -> Iterator[tuple[str, list[Note]]]:
@@ -90,12 +96,13 @@ def passes_of(notes: list[Note]) -> Iterator[tuple[str, list[Note]]]:
 def visits_of(modules: Modules, notes: list[Note]) -> list[Visit]:
     """What runs from the begin of a forward to that of the next one."""
     around = [Visit()] * bool(modules.adapted)
-    found = [*around, Visit(), Visit()]
+    whole = Visit(modules.outside, held=True)
+    found = [*around, whole, Visit()]
     turned, layers_back = False, set[int | None]()
     for (layer, back), group in groupby(notes, key=lambda note: (note.layer, note.what != USED)):
         visits = list(_merged(modules, group))
         if back and not turned:
-            turned, visits = True, [*around, Visit(), *visits[:1], Visit(), *visits[1:]]
+            turned, visits = True, [*around, whole, *visits[:1], Visit(), *visits[1:]]
         elif layer is None:
             visits += [Visit()] * (not turned and len(found) == len(around) + 2)
         elif not back:
