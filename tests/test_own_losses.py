@@ -126,9 +126,9 @@ class CopiedTrainer(Trainer):
         self.ref_model = AutoModelForCausalLM.from_pretrained(model)
         super().__init__(model=model, args=args, **more)
     def _get_per_token_logps(self, model, input_ids, mask):
-        logits = model(input_ids=input_ids, attention_mask=mask).logits[:, :-1]
+        logits_batch = model(input_ids=input_ids, attention_mask=mask).logits[:, :-1]
         found = []
-        for row, ids in zip(logits, input_ids[:, 1:]):
+        for row, ids in zip(logits_batch, input_ids[:, 1:]):
             logits_row = row
             log_probs = logits_row.log_softmax(dim=-1)
             found.append(torch.gather(log_probs, 1, ids.unsqueeze(1)).squeeze(1))
@@ -156,7 +156,9 @@ def test_a_copy_of_trls_grpo_trainer_is_counted_by_its_code() -> None:
     )
     kept = COPY.replace("num_return_sequences=self.num_generations", "").replace(", mask):", ", mask, logits_to_keep):")
     found = checked("train.py", HEAD + kept)
-    assert (found.job["batch_size"], found.job["completion_length"]) == (8, 200)
+    assert (found.job["batch_size"], found.job["completion_length"]) == (32, 200)  # nothing else repeats its prompts
+    sampler = "\n    def _get_train_sampler(self):\n        return RepeatSampler(self.num_generations)\nargs ="
+    assert checked("train.py", HEAD + kept.replace("\nargs =", sampler)).job["batch_size"] == 8
 
 
 def test_trls_first_grpo_trains_all_answers_to_a_prompt_at_once() -> None:
@@ -175,7 +177,7 @@ def test_trls_first_grpo_trains_all_answers_to_a_prompt_at_once() -> None:
 @pytest.mark.parametrize(
     ("there", "instead", "named"),
     [
-        ("zip(logits", "zip(logits.softmax(-1)", "CopiedTrainer makes more of the logits"),
+        ("zip(logits_batch", "zip(logits_batch.softmax(-1)", "CopiedTrainer makes more of the logits"),
         (
             "return (torch",
             "again = self._get_per_token_logps(model, ids, None)\n        return (torch",

@@ -18,6 +18,7 @@ from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.values import Class, Function, Thing, Unknown, truth
 from memplan.frameworks.project.copies import Places
 from memplan.frameworks.project.own_code import Seen, own_graph, own_head, own_pass, seen_in
+from memplan.frameworks.trl.own_groups import every_token
 
 COPY = "?copy"
 """What a trainer that is one has: the version that it is counted as."""
@@ -71,8 +72,7 @@ def put_copy(trainer: Thing, settings: Any, draft: Draft) -> None:
     seen = [each for method in methods.values() for each in seen_in(method.node) if each.node.lineno not in lines]
     seen += seen_in(forward)
     path = trainer.own.path
-    of = Places(path, (), FORWARD, LOSS, "_generate_and_score_completions",
-                PASS, "model", re.compile("$^"))  # fmt: skip
+    of = Places(path, (), FORWARD, LOSS, "_generate_and_score_completions", PASS, "model", re.compile("$^"))
     said = {key for key, value in getattr(settings, "values", {}).items() if truth(value) is not False}
     rows = [each for each in seen if FORWARD.fullmatch(each.method) and each.calls.endswith(".log_softmax")]
     plain = [each for each in seen if each not in rows[:1]]
@@ -96,8 +96,8 @@ def put_copy(trainer: Thing, settings: Any, draft: Draft) -> None:
         draft.put("loss_head", "log-softmax", Origin(FILE, f"{path}, line {rows[0].node.lineno}: log_softmax"))
     where = f"{path}, line {forward.lineno}"
     if not any("to_keep" in each.arg for each in forward.args.args):
-        draft.finishers["copy"] = partial(_finish, where)
-    if "num_return_sequences=self.num_generations" in source:
+        draft.finishers["copy"] = partial(every_token, where)
+    if "num_return_sequences=self.num_generations" in source or "Sampler(" not in source:  # which repeats prompts
         draft.facts[AT_ONCE] = where
 
 
@@ -128,11 +128,3 @@ def _loads(each: Seen) -> bool:
     value = each.node.value
     called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
     return bool(LOADS.fullmatch(called)) and not all(BESIDE.fullmatch(ast.unparse(to)) for to in each.node.targets)
-
-
-def _finish(where: str, draft: Draft) -> None:
-    """Logits of the prompt too, where the copy makes them."""
-    length = draft.said.get("sequence_length")
-    if isinstance(length, int) and "completion_length" not in draft.given:
-        draft.values["completion_length"] = length
-        draft.origins["completion_length"] = Origin(FILE, f"{where}: every token's logits are made")

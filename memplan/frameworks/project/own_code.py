@@ -21,7 +21,7 @@ _MADE = re.compile(
     r"|compute_entropy|gather_and_pad_tensor|selective_log_softmax|zip|enumerate"
 )
 _PLAIN = re.compile(
-    r"(?:(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk)?|\w+(?:\.logits|\['logits'\]))(?:\[[^\]]*\])?"
+    r"(?:(?:shift\w*_|response_)?logits(?:_rmpad|_split\w*|_chunk|_batch)?|\w+(?:\.logits|\['logits'\]))(?:\[[^\]]*\])?"
 )
 _COPIES = words("softmax log_softmax float clone expand exp repeat repeat_interleave")
 _THEIRS = words(

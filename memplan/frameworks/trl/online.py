@@ -9,6 +9,7 @@ from memplan.frameworks.base import ASSUMED, FILE, Draft, Keys, Origin
 from memplan.frameworks.common.generating import bound_server, put, put_engine, put_server, read_fields
 from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.version import AT_ONCE
+from memplan.frameworks.trl.own_groups import every_answer
 from memplan.tables.trainer import version_key
 from memplan.units import ceil_div, pairs_of
 
@@ -89,13 +90,6 @@ def _temperature(keys: Keys) -> None:
         keys.put("temperature", value, "temperature")
 
 
-def _every_answer(where: str, size: int, draft: Draft) -> None:
-    rows = draft.said.get("batch_size")
-    if isinstance(rows, int) and "batch_size" not in draft.given:
-        draft.values["batch_size"] = rows * size
-        draft.origins["batch_size"] = Origin(FILE, f"{where}: a prompt's {size} answers at once")
-
-
 def _group(keys: Keys) -> None:
     size = keys.whole("num_generations")
     if size is not None:
@@ -115,7 +109,7 @@ def _group(keys: Keys) -> None:
             keys.remark(f"num_generations {size} does not divide the {step} completions of a step")
 
     if where := keys.draft.facts.get(AT_ONCE):
-        keys.draft.finishers["answers"] = partial(_every_answer, str(where), size or 8)
+        keys.draft.finishers["answers"] = partial(every_answer, str(where), size or 8)
     keys.draft.finishers["group"] = divides
     coefficient, adaptive = keys.number("entropy_coef"), keys.flag("use_adaptive_entropy")
     if coefficient or adaptive:

@@ -38,16 +38,27 @@ def count_group(keys: Keys, sign: str) -> None:
     """All answers to a prompt at once, and logits of the prompt too. With one prompt a card they are a group's; more
     are the rows themselves, as VLM-R1 has them since its sampler repeats prompts."""
     keys.skip(*OF_VLM_R1, *PIXELS, "task_type", "reward_method", "val_split_ratio")
-    draft, group = keys.draft, keys.whole("num_generations") or 8
-    said = draft.said
-    rows = int(said.get("batch_size") or 1)
+    draft, group, path = keys.draft, keys.whole("num_generations") or 8, keys.settings.path
+    rows = int(draft.said.get("batch_size") or 1)
     if rows == 1 and sign not in OF_ROWS and "batch_size" not in draft.given:
         rows = group
-        draft.values["batch_size"] = group
-        draft.origins["batch_size"] = Origin(ASSUMED, f"{keys.settings.path}: a prompt's {group} answers at once")
-    length = said.get("sequence_length")
-    if length and "completion_length" not in draft.given:
-        origin = Origin(ASSUMED, f"{keys.settings.path}: every token's logits are made")
-        draft.values["completion_length"], draft.origins["completion_length"] = int(length), origin
+        every_answer(path, group, draft)
+    every_token(path, draft)
     why = f"GRPO over images of the program's own: {rows} answers at once and every token's logits are counted"
     draft.bound(sign, keys.settings.where(sign), why, "batch")
+
+
+def every_answer(where: str, size: int, draft: Draft) -> None:
+    """A row of the batch is a prompt, whose answers are trained at once."""
+    rows = draft.said.get("batch_size") or 1
+    if isinstance(rows, int) and "batch_size" not in draft.given:
+        draft.values["batch_size"] = rows * size
+        draft.origins["batch_size"] = Origin(ASSUMED, f"{where}: a prompt's {size} answers at once")
+
+
+def every_token(where: str, draft: Draft) -> None:
+    """Logits of the prompt too."""
+    length = draft.said.get("sequence_length")
+    if length and "completion_length" not in draft.given:
+        draft.values["completion_length"] = int(length)
+        draft.origins["completion_length"] = Origin(ASSUMED, f"{where}: every token's logits are made")
