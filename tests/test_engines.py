@@ -567,6 +567,27 @@ def test_what_to_change_is_typed_as_it_stands() -> None:
         estimate(Job(model="qwen2.5-7b", method="generate", gpu=CARD, num_gpus=2, tensor_parallel=4))
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "sleep", "fits"),
+    [
+        ("gpt-oss-120b", "93.1GiB", "0.16.0", "1", "tight"),  # vllm-project/vllm/issues/34877: it dies while it loads
+        ("gpt-oss-120b", "93.1GiB", "0.16.0", "none", "yes"),
+        ("qwen3-235b-a22b", "gb200-186gb", "0.21.0", "1", "tight"),  # issues/43951; 0.20 loads it
+        ("qwen3-235b-a22b", "gb200-186gb", "0.20.2", "1", "yes"),
+    ],
+)
+def test_what_loading_replaces_in_an_open_pool_is_in_the_high_figure(
+    model: str, gpu: str, version: str, sleep: str, fits: str
+) -> None:
+    ranks = 1 if "oss" in model else 4
+    rollout = {"engine_version": version, "tensor_parallel": ranks, "gpu_memory_utilization": 0.85, "sleep": sleep}
+    rollout |= {"max_model_len": 8192, "max_num_seqs": 2, "enforce_eager": True}
+    job = {"model": model, "method": "generate", "gpu": gpu, "num_gpus": ranks, "rollout": rollout}
+    verdict = estimate(job).verdict
+    assert verdict is not None
+    assert verdict.fits == fits
+
+
 def test_the_ledger_holds_what_the_engine_says() -> None:
     report = estimate(
         {"model": "qwen2.5-7b", "method": "generate", "gpu": CARD, "rollout": {"engine_version": "0.11.0"}}

@@ -13,7 +13,7 @@ from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes, workspace_bytes
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import EngineConstants, Gpu
-from memplan.tables.engines import BEFORE_HOPPER, DENSE, HOPPER, Era, era_of
+from memplan.tables.engines import BEFORE_HOPPER, DENSE, HOPPER, Era, era_of, version_of
 from memplan.units import GiB, MiB
 
 NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
@@ -38,6 +38,8 @@ LAZY = 200 * MiB
 device_communicators/symm_mem.py, custom_all_reduce.py): 0.21 GiB on 4 L40S, as much on 2 RTX PRO 6000."""
 DOUBT, LEAST = 300 * MiB, 512 * MiB
 """How far a profile run may be off; and the least that communicators of several ranks take."""
+LAID_OUT, BY_TRTLLM = ("10.0", "10.3"), (0, 21, 0)
+"""Cards, and vLLM's first version, on which experts in 16 bits are laid out anew (vllm-project/vllm/pull/41268)."""
 WORKSPACE = 384 * MiB
 """FlashInfer's, before and after Hopper, which has others in SGLang (sglang 0.4.9 flashinfer_backend.py)."""
 RUNNING = (2048, 4096)
@@ -129,7 +131,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = activation - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
-    awake = _sum(awake, Band(space, space, space + stranded(of, era, weights)))
+    awake = _sum(awake, Band(space, space, space + stranded(of, era, gpu, weights)))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
     may_fail = bool(more) and not why and kept + more + start.needed > budget
@@ -195,11 +197,14 @@ def budget_bytes(of: Generator, era: Era, gpu: Gpu, free: int) -> int:
     return whole if era.share == "total" else whole - max(0, gpu.usable_bytes - free)
 
 
-def stranded(of: Generator, era: Era, weights: int) -> int:
-    """At most, beyond its share: quantised weights that loading replaces while its pool is open. The pool keeps the
-    freed blocks, which profiling takes for PyTorch's own (github.com/vllm-project/vllm/issues/40256, a 70B in AWQ:
-    1.99 GiB a card more cache than without sleep; pull/49151: all but one whole copy of the weights)."""
-    replaced = era.strands and of.sleep and not of.kv_cache_memory and served(of).format != "none"
+def stranded(of: Generator, era: Era, gpu: Gpu, weights: int) -> int:
+    """At most, beyond its share: weights that loading replaces while its pool is open: those of formats, and experts
+    that are laid out anew for TRT-LLM's kernels (github.com/vllm-project/vllm/issues/43951: 0.21 on GB200, 71 GiB).
+    The pool keeps the freed blocks, so that loading may run out of memory (issues/34877), and profiling takes them for
+    PyTorch's own (issues/40256, a 70B in AWQ: 1.99 GiB a card more cache than without sleep; pull/49151: all but one
+    whole copy of the weights)."""
+    laid = of.model.routed and gpu.architecture in LAID_OUT and version_of(of.version) >= BY_TRTLLM
+    replaced = era.strands and of.sleep and not of.kv_cache_memory and (laid or served(of).format != "none")
     return weights if replaced else 0
 
 

@@ -1,7 +1,7 @@
 """An engine alone, as a ledger: what its card holds when it has loaded and profiled, and while it generates."""
 
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.generation.figures import NON_TORCH, communicators, engine_figures, graphs_on
+from memplan.engine.generation.figures import NON_TORCH, communicators, engine_figures, graphs_on, stranded
 from memplan.engine.ledger import Ledger
 from memplan.engine.overhead import context_of
 from memplan.spec.generation import Generator
@@ -22,6 +22,8 @@ def engine_ledger(of: Generator, gpu: Gpu) -> Ledger:
 
     graphs, context = graphs_on(of, era, gpu), context_of(gpu)
     enter("engine's weights", "parameters", _exact(found.weights), f"{of.tensor_parallel} ranks share them")
+    replaced = Band(0, 0, stranded(of, era, gpu, found.weights))
+    enter("weights that loading replaced", "parameters", replaced, "freed in a pool that is open: at most")
     enter(
         "forward and sampler of the profile run",
         "activations",
