@@ -42,8 +42,7 @@ class Fsdp2(Sharding):
         self.reduced_before: Tensor | None = None
 
     def _new(self, size: int, label: str, category: str, stream: int = 0) -> Tensor:
-        with self.tape.on(stream):
-            return self.tape.new(Dim("n", size), 1, label, category=category)
+        return self.tape.on(stream, Dim("n", size), label, category)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 

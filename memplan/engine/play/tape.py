@@ -4,13 +4,12 @@ Where the tapes of ``traces.py`` play one layer of each kind, here all of them a
 runs them. Parameters are the same over all passes, and keep gradients between backwards, as ``Tensor.grad`` does."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from memplan.engine.play.notes import InTower, noted
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Param, Storage, Tensor
-from memplan.engine.tape.tags import Tag
+from memplan.engine.tape.tags import Dim, Tag
 from memplan.engine.tape.watched import Watching
 from memplan.tables.styles import Fused
 
@@ -69,12 +68,12 @@ class PlayTape(Watching):
         self.waiting_for: Counter[int] = Counter()
         """How many storages were freed so far that wait for each stream."""
 
-    @contextmanager
-    def on(self, stream: int) -> Iterator[None]:
-        """Allocate on another stream."""
-        before, self.stream = self.stream, stream
-        yield
-        self.stream = before
+    def on(self, stream: int, dim: Dim, label: str, category: str) -> Tensor:
+        """Allocate bytes on a stream."""
+        self.stream = stream
+        tensor = self.new(dim, 1, label, category=category)
+        self.stream = 0
+        return tensor
 
     def record(self, tensor: Tensor, stream: int) -> None:
         """``tensor.record_stream(stream)``: once freed, its block waits for what that stream was given before."""
