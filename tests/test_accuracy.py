@@ -135,7 +135,7 @@ def test_starts_that_were_published(own: Accuracy) -> None:
     assert max(errors["weights"]) < 0.12  # Gemma 4 E4B in NF4
     fallen = [each for each in found if each.meter == "fall of free memory"]
     told = [-28 * MiB < each.measured_bytes - each.estimated_bytes < 544 * MiB for each in fallen]
-    assert told.count(False) <= len(told) / 6  # six: five on AMD's cards (a tower, rows of fp8 set apart), one on NPUs
+    assert told.count(False) <= len(told) / 6  # five on AMD's cards (a tower, rows of fp8 set apart), Intel's, GB10
     tokens = sorted(errors["tokens of the cache"])
     assert tokens[len(tokens) // 2] < 0.01
     assert tokens[9 * len(tokens) // 10] < 0.1

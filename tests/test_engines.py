@@ -572,6 +572,7 @@ def test_what_to_change_is_typed_as_it_stands() -> None:
     [
         ("gpt-oss-120b", "93.1GiB", "0.16.0", "1", "tight"),  # vllm-project/vllm/issues/34877: it dies while it loads
         ("gpt-oss-120b", "93.1GiB", "0.16.0", "none", "yes"),
+        ("gpt-oss-120b", "93.1GiB", "0.30.0", "1", "tight"),  # while it loads alone
         ("qwen3-235b-a22b", "gb200-186gb", "0.21.0", "1", "tight"),  # issues/43951; 0.20 loads it
         ("qwen3-235b-a22b", "gb200-186gb", "0.20.2", "1", "yes"),
     ],

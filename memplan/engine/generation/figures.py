@@ -131,7 +131,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = activation - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
-    awake = _sum(awake, Band(space, space, space + stranded(of, era, gpu, weights)))
+    twice = era.strands and not of.kv_cache_memory
+    awake = _sum(awake, Band(space, space, space + twice * stranded(of, gpu, weights)))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
     may_fail = bool(more) and not why and kept + more + start.needed > budget
@@ -197,15 +198,14 @@ def budget_bytes(of: Generator, era: Era, gpu: Gpu, free: int) -> int:
     return whole if era.share == "total" else whole - max(0, gpu.usable_bytes - free)
 
 
-def stranded(of: Generator, era: Era, gpu: Gpu, weights: int) -> int:
-    """At most, beyond its share: weights that loading replaces while its pool is open: those of formats, and experts
-    that are laid out anew for TRT-LLM's kernels (github.com/vllm-project/vllm/issues/43951: 0.21 on GB200, 71 GiB).
-    The pool keeps the freed blocks, so that loading may run out of memory (issues/34877), and profiling takes them for
-    PyTorch's own (issues/40256, a 70B in AWQ: 1.99 GiB a card more cache than without sleep; pull/49151: all but one
-    whole copy of the weights)."""
+def stranded(of: Generator, gpu: Gpu, weights: int) -> int:
+    """At most, beside them: weights that loading replaces while its pool is open, which keeps the freed blocks until it
+    is closed (vllm 0.30 device_allocator/cumem.py: use_memory_pool), so that loading may run out of memory: those of
+    formats (github.com/vllm-project/vllm/issues/34877, 48680), and experts laid out anew for TRT-LLM's kernels
+    (issues/43951: 0.21 on GB200, 71 GiB). Where ``Era.strands``, profiling takes them for PyTorch's own (issues/40256,
+    a 70B in AWQ: 1.99 GiB a card more cache than without sleep; pull/49151: all but one whole copy of the weights)."""
     laid = of.model.routed and gpu.architecture in LAID_OUT and version_of(of.version) >= BY_TRTLLM
-    replaced = era.strands and of.sleep and not of.kv_cache_memory and (laid or served(of).format != "none")
-    return weights if replaced else 0
+    return weights if of.engine == "vllm" and of.sleep and (laid or served(of).format != "none") else 0
 
 
 def request_rows(tokens: int, longest: int) -> int:

@@ -15,15 +15,17 @@ def engine_ledger(of: Generator, gpu: Gpu) -> Ledger:
     """Two instants: the profile run, before there is a cache; and generation."""
     ledger, found, era = Ledger((START, GENERATE)), engine_figures(of, gpu), era_of(of.engine, of.version)
 
-    def enter(name: str, category: str, band: Band, why: str, meter: str = "allocated", born: str = "") -> None:
-        ledger.add(name, category, band.expected, born, meter=meter, low=band.low, high=band.high).formula(
-            TEMPLATES.get(name, "")
-        ).since(why, era.source)
+    def enter(
+        name: str, category: str, band: Band, why: str, meter: str = "allocated", born: str = "", dies: str = ""
+    ) -> None:
+        row = ledger.add(name, category, band.expected, born, dies, meter=meter, low=band.low, high=band.high)
+        row.formula(TEMPLATES.get(name, "")).since(why, era.source)
 
     graphs, context = graphs_on(of, era, gpu), context_of(gpu)
     enter("engine's weights", "parameters", _exact(found.weights), f"{of.tensor_parallel} ranks share them")
-    replaced = Band(0, 0, stranded(of, era, gpu, found.weights))
-    enter("weights that loading replaced", "parameters", replaced, "freed in a pool that is open: at most")
+    dies = "" if era.strands and not of.kv_cache_memory else START
+    replaced = Band(0, 0, stranded(of, gpu, found.weights))
+    enter("weights that loading replaced", "parameters", replaced, "freed in a pool that is open: at most", dies=dies)
     enter(
         "forward and sampler of the profile run",
         "activations",
