@@ -21,6 +21,7 @@ from memplan.planner.planning import question
 from memplan.planner.search import best, front, largest, nearest
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, batches, data_ranks, layouts
 from memplan.planner.splits import candidates
+from memplan.render.plan_view import plan_blocks
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.allocator import Allocator
@@ -266,6 +267,7 @@ def test_where_nothing_fits_every_set_of_as_few_changes_is_said() -> None:
     found = plan(read_job({**ONE_TRL, "method": "sft", "gpu": "8GiB"}), wanted=1)
     assert found.needed == ("states or activations offloaded to CPU",)
     assert [each.allow for each in found.instead] == ["lora", "qlora"]
+    assert "how much there is nobody said" in str(plan_blocks(found, 100))
     last = found.instead[-1]
     again = plan(read_job({**ONE_TRL, "method": "sft", "gpu": "8GiB"}), allow=[last.allow], wanted=1)
     assert (again.fits, again.plans[0].name, again.plans[0].training) == (True, last.name, last.training)

@@ -133,7 +133,10 @@ def _best(found: "Plans") -> Iterator[Block]:
     unit = "pairs" if words.is_pairwise(best.job) else "sequences"
     shares = sorted(best.speed.parts.items(), key=lambda pair: -pair[1])
     parts = [f"{LIMITS[name]} {100 * size / seconds:.0f} %" for name, size in shares if size > 0.01 * seconds]
-    host = best.report.host.bytes_per_node
+    host = best.report.host
+    taken = f"{format_bytes(host.bytes_per_node, 1)} of each node's memory"
+    if host.fits is None:
+        taken += "; how much there is nobody said (--set cluster.host_memory=256GiB)"
     yield Heading("The first")
     yield definitions(
         [
@@ -142,7 +145,7 @@ def _best(found: "Plans") -> Iterator[Block]:
             ("cost", _cost(best)),
             ("time", ", ".join(parts)),
             ("memory", f"peaks at {instant_title(best.memory_limit)}"),
-            *([("host", f"{format_bytes(host, 1)} of each node's memory")] if host else []),
+            *([("host", taken)] if host.bytes_per_node else []),
             ("its job", "--output plan.yaml writes it for memplan estimate"),
         ]
     )
