@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle, islice
 
 from memplan.arch.config import Config
+from memplan.arch.reading import kinds_of_layers, width_of_head
 from memplan.spec.parts import Linear
 
 Windows = list[int | None]
@@ -18,15 +19,10 @@ def head_dim(config: Config, nullable: bool = False) -> int:
 
     Classes without the key still obey it when a config brings it; there, null means as much as absence. ``nullable``:
     the class has a default, but takes null for hidden_size / num_attention_heads."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     default = config.defaults.get("head_dim")
     given = config.keys.get("head_dim", default)
-    if given is None and (default is None or nullable):
-        if hidden % heads:
-            raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", hidden)
-        width = hidden // heads
-    else:
-        width = config.integer("head_dim")
+    own = given is not None or (default is not None and not nullable)
+    width = config.integer("head_dim") if own else width_of_head(config)
     if width % 2:
         raise config.wrong("head_dim", "even, since rotary embeddings turn pairs", width)
     return width
@@ -111,7 +107,7 @@ def same_window(config: Config, size: int | None) -> Windows:
     """One window for all; a class that reads no layer_types has no way to mix them."""
     layers = config.integer("num_hidden_layers")
     built = FULL if size is None else SLIDING
-    for kind in layer_types(config, layers) or []:
+    for kind in layer_types(config) or []:
         if kind != built:
             raise config.wrong("layer_types", f"{built} in every layer, as its class builds them", kind)
     return [size] * layers
@@ -119,25 +115,17 @@ def same_window(config: Config, size: int | None) -> Windows:
 
 def layered(config: Config, default: Sequence[str], size: int | None) -> Windows:
     """The window of each layer by its kind: from layer_types, or else ``default``."""
-    kinds = layer_types(config, len(default)) or default
+    kinds = layer_types(config) or default
     if size is None and SLIDING in kinds:
         raise config.wrong("sliding_window", "set (and switched on), since layer_types has sliding layers", None)
     return [size if kind == SLIDING else None for kind in kinds]
 
 
-def layer_types(config: Config, layers: int, names: Mapping[str, str] | None = None) -> list[str] | None:
+def layer_types(config: Config, names: Mapping[str, str] = LAYER_TYPES) -> list[str] | None:
     """The kind of each layer as the config lists them; None when it does not. ``names``: what each is called here,
     where they are others than full and sliding attention."""
-    names = LAYER_TYPES if names is None else names
     given = config.keys.get("layer_types")
-    if given is None:
-        return None
-    if not isinstance(given, (list, tuple)) or len(given) != layers:
-        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", given)
-    for kind in given:
-        if not isinstance(kind, str) or kind not in names:
-            raise config.wrong("layer_types", "a list of " + " and ".join(dict.fromkeys(names.values())), kind)
-    return [names[kind] for kind in given]
+    return None if given is None else kinds_of_layers(config, "layer_types", given, names)
 
 
 def table_rows(config: Config) -> int | None:

@@ -7,6 +7,7 @@ from memplan.arch.config import Config
 from memplan.arch.decoder import Family, make_norm
 from memplan.arch.encoders import both_stacks, pooled
 from memplan.arch.layer_norm_parts import attention_of, plain_feed_forward, row
+from memplan.arch.reading import quotient
 from memplan.errors import ModelError
 from memplan.spec.encoders import Encoder
 from memplan.spec.layer import Layer, Run
@@ -48,14 +49,13 @@ def of_stack(name: str, spec: ModelSpec, positions: int, norm: Norm) -> Part:
 def decoder_layer(family: Family, config: Config, first: Layer) -> Layer:
     """A layer of the second stack, with heads and a width of its own."""
     heads, hidden = config.integer("decoder_attention_heads"), config.integer("hidden_size")
-    if hidden % heads:
-        raise config.wrong("d_model", f"a multiple of decoder_attention_heads ({heads})", hidden)
+    each = quotient(config, "d_model", hidden, "decoder_attention_heads", heads)
     assert isinstance(first.mixer, Attention)
     assert first.feed_forward is not None
     width = config.integer("decoder_ffn_dim")
     up, down = first.feed_forward.linears
     linears = (up.but(outputs=width), down.but(inputs=width))
-    own = {"num_heads": heads, "num_kv_heads": heads, "head_dim": hidden // heads}
+    own = {"num_heads": heads, "num_kv_heads": heads, "head_dim": each}
     names = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
     return first.but(
         mixer=first.mixer.model_copy(update={**own, "style": "bart-decoder"}),

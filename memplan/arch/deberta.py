@@ -7,6 +7,7 @@ from memplan.arch.config import Config
 from memplan.arch.decoder import Family
 from memplan.arch.encoders import bert_feed_forward, dense_and_norm, pooled, table
 from memplan.arch.layer_norm_parts import ACTIVATIONS, row, with_layers
+from memplan.arch.reading import width_of_head
 from memplan.arch.towers import layer_norm
 from memplan.spec.encoders import DisentangledAttention, Pooler
 from memplan.spec.layer import Front
@@ -48,9 +49,7 @@ def normed_table(config: Config) -> bool:
 def mixer(family: Family, config: Config, window: int | None) -> DisentangledAttention:
     """Three linears of contents, up to two of positions, and the output's."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden % heads:
-        raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", hidden)
-    width = hidden // heads
+    width = width_of_head(config)
     if (config.optional_integer("attention_head_size") or width) != width:
         given = config.value("attention_head_size")
         raise config.wrong(

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from memplan.arch import attention
 from memplan.arch.config import CLASSES, Config, Scalar, note_unread, refuse_foreign
+from memplan.arch.reading import share, turning, width_of_head
 from memplan.spec.layer import AnyMixer, Form, Layer, Run
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Experts, FeedForward, Linear, Norm, NormKind
@@ -108,8 +109,8 @@ def build(family: Family, raw: Config) -> ModelSpec:
     config.note_defaults(SIZES if "use_sliding_window" in family.defaults else (*SIZES, "sliding_window"))
     dtype, quantization = config.dtype(), config.quantization()
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
-    if family.heads_divide_hidden and hidden % config.integer("num_attention_heads"):
-        raise config.wrong("hidden_size", "a multiple of num_attention_heads", hidden)
+    if family.heads_divide_hidden:
+        width_of_head(config)
     spec = ModelSpec(
         name=raw.name,
         family=family.model_type,
@@ -262,11 +263,7 @@ def rotary_dim(config: Config) -> int | None:
 
     The factor stands in rope_parameters (rope_scaling in older files) or beside it; else the class's default."""
     width = attention.head_dim(config, nullable=True)
-    factor = rotary_factor(config)
-    turns = int(width * factor)
-    if turns % 2 or not 0 < turns <= width:
-        raise config.wrong("partial_rotary_factor", f"a factor that takes an even part of head_dim ({width})", factor)
-    return None if turns == width else turns
+    return turning(config, "partial_rotary_factor", rotary_factor(config), width)
 
 
 def rotary_factor(config: Config) -> float:
@@ -278,6 +275,4 @@ def rotary_factor(config: Config) -> float:
             break
     else:
         factor = config.value("partial_rotary_factor")
-    if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 < factor <= 1:
-        raise config.wrong("partial_rotary_factor", "a number above 0, at most 1", factor)
-    return float(factor)
+    return share(config, "partial_rotary_factor", factor)

@@ -5,6 +5,7 @@ from typing import Any
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation
+from memplan.arch.reading import kinds_of_layers, share
 from memplan.arch.routed import expert_count, experts_per_token, make_experts, shared_experts
 from memplan.spec.attention_kinds import CompressedAttention, Compressor
 from memplan.spec.layer import AnyMixer
@@ -29,10 +30,7 @@ def layer_kinds(config: Config) -> list[str]:
         given = [BY_RATIO.get(ratio) for ratio in ratios] if isinstance(ratios, (list, tuple)) else ratios
     if given is None:
         return [SPARSE if i > 1 and i % 2 else HEAVY for i in range(layers)]
-    kinds = list(given)[:layers] if isinstance(given, (list, tuple)) else []
-    if len(kinds) < layers or any(kind not in COMPRESS for kind in kinds):
-        raise config.wrong("layer_types", f"one of {', '.join(COMPRESS)} for each layer ({layers})", given)
-    return [str(kind) for kind in kinds]
+    return kinds_of_layers(config, "layer_types", given, {kind: kind for kind in COMPRESS}, more=True)
 
 
 def mixers(family: Family, config: Config) -> list[AnyMixer]:
@@ -77,14 +75,12 @@ def wide_norm(name: str, width: int, frozen: bool = False) -> Norm:
 def turning(config: Config, width: int, kind: str) -> int:
     """Elements of a head that turn."""
     ropes, older = config.keys.get("rope_parameters"), config.keys.get("qk_rope_head_dim")
-    share = config.keys.get("partial_rotary_factor")
+    factor = config.keys.get("partial_rotary_factor")
     if isinstance(ropes, dict) and all(isinstance(ropes.get(name), dict) for name in ("main", "compress")):
-        share = ropes["main" if kind == WINDOW else "compress"].get("partial_rotary_factor", 1.0)
-    elif share is None:
-        share = older / width if isinstance(older, int) else 64 / 512
-    if not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise config.wrong("partial_rotary_factor", "a share of the head, above 0 and at most 1", share)
-    return int(width * share)
+        factor = ropes["main" if kind == WINDOW else "compress"].get("partial_rotary_factor", 1.0)
+    elif factor is None:
+        factor = older / width if isinstance(older, int) else 64 / 512
+    return int(width * share(config, "partial_rotary_factor", factor))
 
 
 def compressors(config: Config, kind: str) -> dict[str, Any]:
@@ -156,9 +152,7 @@ def hashed_layers(config: Config) -> list[bool]:
     if given is None:
         first = config.keys.get("num_hash_layers")
         return [i < (first if isinstance(first, int) else 3) for i in range(layers)]
-    kinds = list(given)[:layers] if isinstance(given, (list, tuple)) else []
-    if len(kinds) < layers or any(kind not in ("hash_moe", "moe") for kind in kinds):
-        raise config.wrong("mlp_layer_types", f"hash_moe or moe for each layer ({layers})", given)
+    kinds = kinds_of_layers(config, "mlp_layer_types", given, {"hash_moe": "hash_moe", "moe": "moe"}, more=True)
     return [kind == "hash_moe" for kind in kinds]
 
 

@@ -12,9 +12,9 @@ from memplan.arch.layer_norm_parts import (
     inner,
     plain_feed_forward,
     row,
-    width_of_head,
     with_layers,
 )
+from memplan.arch.reading import width_of_head
 from memplan.arch.routed import is_true
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Linear, Norm

@@ -14,6 +14,7 @@ from memplan.arch.decoder import (
     softmax_attention,
 )
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, of_each_layer, with_mask
+from memplan.arch.reading import quotient
 from memplan.arch.routed import (
     every_step,
     softmax_routing,
@@ -55,8 +56,7 @@ def delta(family: Family, config: Config) -> GatedDelta:
     h, kernel = config.integer("hidden_size"), config.integer("linear_conv_kernel_dim")
     key_heads, value_heads = config.integer("linear_num_key_heads"), config.integer("linear_num_value_heads")
     key_dim, value_dim = config.integer("linear_key_head_dim"), config.integer("linear_value_head_dim")
-    if value_heads % key_heads:
-        raise config.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads ({key_heads})", value_heads)
+    quotient(config, "linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads)
     config.choice("hidden_act", ACTIVATIONS)
     keys, values = key_heads * key_dim, value_heads * value_dim
     out = Linear(name="out_proj", inputs=values, outputs=h)

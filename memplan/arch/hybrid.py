@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from memplan.arch import attention
 from memplan.arch.config import Config, shown
 from memplan.arch.decoder import Family, activation, gated, softmax_attention, sparse, turned
+from memplan.arch.reading import kinds_of_layers
 from memplan.arch.routed import expert_count, experts_per_token, layer_numbers, make_experts
 from memplan.arch.state_space import MAMBA_PREFIX, PSCAN, prefixed_dual, selective, with_kernel_note
 from memplan.spec.layer import AnyMixer
@@ -73,35 +74,17 @@ def half_turned(family: Family, config: Config) -> AnyMixer:
     return turned(rotary="concatenated", rotary_dim=width)(family, config, None)
 
 
-def listed(config: Config, key: str, names: dict[str, str]) -> list[str]:
-    """The kind of each layer as the config lists them under ``key``."""
-    given = config.value(key)
-    if not isinstance(given, (list, tuple)):
-        raise config.wrong(key, "a list of names", given)
-    for name in given:
-        if not isinstance(name, str) or name not in names:
-            raise config.wrong(key, "a list of " + ", ".join(names), name)
-    return [names[name] for name in given]
-
-
 def of_each_layer(config: Config, names: dict[str, str]) -> list[str]:
     """The kind of each of num_hidden_layers, of which layer_types may list more."""
-    layers, given = config.integer("num_hidden_layers"), listed(config, "layer_types", names)
-    if len(given) < layers:
-        raise config.wrong("layer_types", f"a list of num_hidden_layers ({layers}) names", config.value("layer_types"))
-    return given[:layers]
+    return kinds_of_layers(config, "layer_types", config.value("layer_types"), names, more=True)
 
 
 def granite_kinds(config: Config) -> list[str]:
     """layer_types, or layers_block_type as older files call it; all of them Mamba 2 where neither is there."""
-    layers = config.integer("num_hidden_layers")
     for key in ("layers_block_type", "layer_types"):
-        if config.value(key) is not None:
-            kinds = listed(config, key, LAYER_NAMES)
-            if len(kinds) != layers:
-                raise config.wrong(key, f"a list of num_hidden_layers ({layers}) names", config.value(key))
-            return kinds
-    return [LINEAR] * layers
+        if (given := config.value(key)) is not None:
+            return kinds_of_layers(config, key, given, LAYER_NAMES)
+    return [LINEAR] * config.integer("num_hidden_layers")
 
 
 def granite_mixers(family: Family, config: Config) -> list[AnyMixer]:
@@ -186,4 +169,4 @@ ROWS = (
     Family(model_type="falcon_h1", feed_forward=falcon_layers, null_kv_heads=True, mixers=falcon_mixers,
         norms=PAIR_NORMS, scaled_embedding=True, scaled_logits=True, classifies=False, finish=finish_falcon),
 )  # fmt: skip
-__all__ = ["LINEAR", "MAMBA_PREFIX", "listed"]
+__all__ = ["LINEAR", "MAMBA_PREFIX"]

@@ -6,7 +6,8 @@ One row a family, as transformers 5.23 builds it (``models/<type>/configuration_
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
-from memplan.arch.layer_norm_parts import attention_of, plain, rotary, row, width_of_head, with_layers
+from memplan.arch.layer_norm_parts import attention_of, plain, rotary, row, with_layers
+from memplan.arch.reading import width_of_head
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, rotary_factor
+from memplan.arch.reading import share, turning, width_of_head
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Part
@@ -29,14 +30,6 @@ GPT_NAMES = {
 
 row = partial(Family, norm_kind="layer", norm_bias=True, probabilities_key="", activations=ACTIVATIONS)
 """A row of a family with LayerNorm, whose parts say which dropouts they have."""
-
-
-def width_of_head(config: Config) -> int:
-    """hidden_size / num_attention_heads, in classes that know no head_dim."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden % heads:
-        raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", hidden)
-    return hidden // heads
 
 
 def attention_of(
@@ -72,10 +65,7 @@ def attention_of(
 def rotary(config: Config, width: int, key: str = "partial_rotary_factor") -> dict[str, Any]:
     """Fields of an attention that turns int(head_dim × factor) elements of each head and joins the rest by ``cat``."""
     factor = rotary_factor(config) if key == "partial_rotary_factor" else own_factor(config, key)
-    turns = int(width * factor)
-    if turns % 2 or not 0 < turns <= width:
-        raise config.wrong(key, f"a factor that takes an even part of a head ({width})", factor)
-    return {"rotary": "concatenated", "rotary_dim": None if turns == width else turns}
+    return {"rotary": "concatenated", "rotary_dim": turning(config, key, factor, width)}
 
 
 def own_factor(config: Config, key: str) -> float:
@@ -87,9 +77,7 @@ def own_factor(config: Config, key: str) -> float:
             break
     else:
         factor = config.value(key)
-    if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 < factor <= 1:
-        raise config.wrong(key, "a number above 0, at most 1", factor)
-    return float(factor)
+    return share(config, key, factor)
 
 
 def plain_feed_forward(

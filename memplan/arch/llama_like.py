@@ -21,7 +21,7 @@ def smollm3_mixers(family: Family, config: Config) -> list[AnyMixer]:
     turns = rope_layers(config, layers)
     size = attention.switched_size(config)
     kinds = [attention.SLIDING if size is not None and not turn else attention.FULL for turn in turns]
-    listed = attention.layer_types(config, layers) or kinds
+    listed = attention.layer_types(config) or kinds
     windows = [size if kind == attention.SLIDING else None for kind in listed]
     made = {key: one(family, config, *key) for key in set(zip(windows, turns, strict=True))}
     return [made[key] for key in zip(windows, turns, strict=True)]

@@ -1,8 +1,10 @@
 """Low-rank attention: DeepSeek-V2 to V3.2, Kimi-K2, GLM-4.7-Flash, GLM-5, MiniCPM3 (transformers 5.23)."""
 
+from memplan.arch.attention import layer_types
 from memplan.arch.checkpoint import with_checkpoint_notes
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, gated, sparse
+from memplan.arch.reading import kinds_of_layers
 from memplan.arch.routed import (
     ROUTER_LOSS,
     expert_count,
@@ -87,11 +89,7 @@ def indexed_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """Low-rank attention to tokens that an indexer chooses: one in every layer, or in indexer_types' full ones."""
     if config.value("q_lora_rank") is None:
         raise config.wrong("q_lora_rank", "an integer: its indexer reads the latent of the queries", None)
-    given, layers = config.keys.get("layer_types"), config.integer("num_hidden_layers")
-    if given is not None and not (
-        isinstance(given, (list, tuple)) and len(given) == layers and all(kind in INDEXED for kind in given)
-    ):
-        raise config.wrong("layer_types", f"{INDEXED[0]} in every layer", given)
+    layer_types(config, {name: name for name in INDEXED})
     plain = latent_attention(family, config, None).but(
         indexed=True,
         rotary="interleaved",
@@ -145,12 +143,10 @@ def indexer_types(config: Config) -> list[str]:
         every = max(config.integer("index_topk_freq", smallest=-(10**9)), 1)
         offset = config.integer("index_skip_topk_offset", smallest=-(10**9))
         return ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(layers)]
-    kinds = list(given) if isinstance(given, (list, tuple)) else []
-    if len(kinds) < layers or any(kind not in ("full", "shared") for kind in kinds[:layers]):
-        raise config.wrong("indexer_types", f"a list of full and shared for num_hidden_layers ({layers})", given)
+    kinds = kinds_of_layers(config, "indexer_types", given, {"full": "full", "shared": "shared"}, more=True)
     if kinds[0] != "full":
         raise config.wrong("indexer_types", "full in the first layer", kinds[0])
-    return [str(kind) for kind in kinds[:layers]]
+    return kinds
 
 
 def deepseek_v2_layers(family: Family, config: Config) -> list[FeedForward]:

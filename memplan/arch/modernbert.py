@@ -7,6 +7,7 @@ from memplan.arch.attention import FULL, SLIDING
 from memplan.arch.config import Config, shown
 from memplan.arch.decoder import Family
 from memplan.arch.layer_norm_parts import ACTIVATIONS, attention_of, row, with_layers
+from memplan.arch.reading import kinds_of_layers
 from memplan.arch.towers import layer_norm
 from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Layer, Run
@@ -20,13 +21,8 @@ def modernbert_windows(config: Config) -> list[int | None]:
     given, every = config.value("layer_types"), config.integer("global_attn_every_n_layers")
     if given is None:
         return [half if i % every else None for i in range(layers)]
-    if (
-        not isinstance(given, (list, tuple))
-        or len(given) < layers
-        or any(kind not in (FULL, SLIDING) for kind in given)
-    ):
-        raise config.wrong("layer_types", f"a list of {layers} of {FULL} and {SLIDING}", given)
-    return [half if kind == SLIDING else None for kind in given[:layers]]
+    kinds = kinds_of_layers(config, "layer_types", given, {FULL: FULL, SLIDING: SLIDING}, more=True)
+    return [half if kind == SLIDING else None for kind in kinds]
 
 
 def modernbert_attention(family: Family, config: Config, window: int | None) -> Attention:

@@ -153,7 +153,7 @@ def llama4_layers(family: Family, config: Config) -> list[FeedForward]:
 def llama4_mixers(family: Family, config: Config) -> list[AnyMixer]:
     """Layers that turn q and k (and norm them, without weights) attend within chunks; others to all, queries scaled."""
     layers = config.integer("num_hidden_layers")
-    turning, kinds = rope_layers(config, layers, empty=True), attention.layer_types(config, layers, KINDS)
+    turning, kinds = rope_layers(config, layers, empty=True), attention.layer_types(config, KINDS)
     kinds = kinds or [CHUNKED if turns else attention.FULL for turns in turning]
     chunk = config.optional_integer("attention_chunk_size")
     made: dict[tuple[bool, int | None], AnyMixer] = {}

@@ -1,10 +1,10 @@
 """Nemotron-H as transformers 5.23 builds it: each layer is one norm and one of four: Mamba 2, attention, a feed-forward
 of squared ReLU, or experts of that kind, which may work in a narrower space (``moe_latent_size``)."""
 
-from memplan.arch import attention
+from memplan.arch import attention, reading
 from memplan.arch.config import Config, shown
 from memplan.arch.decoder import Family, build, softmax_attention
-from memplan.arch.hybrid import LINEAR, listed
+from memplan.arch.hybrid import LINEAR
 from memplan.arch.layer_norm_parts import ACTIVATIONS
 from memplan.arch.routed import ROUTER_LOSS, experts_per_token, in_groups, is_true
 from memplan.arch.state_space import DualKeys, dual, served_itemsize, with_kernel_note
@@ -30,8 +30,8 @@ DEFAULT = [LINEAR, MOE, attention.FULL, MLP]
 def kinds(config: Config) -> list[str]:
     """The kind of each layer: layer_types, or layers_block_type, or the letters of hybrid_override_pattern."""
     for key in ("layer_types", "layers_block_type"):
-        if config.value(key) is not None:
-            return non_empty(config, key, listed(config, key, NAMES))
+        if (given := config.value(key)) is not None:
+            return non_empty(config, key, reading.kinds(config, key, given, NAMES))
     pattern = config.value("hybrid_override_pattern")
     if pattern is None:
         return DEFAULT

@@ -4,12 +4,12 @@ Patches of all images stand in one sequence; two by two of them become one token
 
 from memplan.arch.attention import gated_linears
 from memplan.arch.config import Config
+from memplan.arch.reading import numbers, quotient
 from memplan.arch.towers import (
     ACTIVATIONS,
     Encoder,
     attends,
     conv,
-    head_width,
     layer_norm,
     one_side,
     plain_mlp,
@@ -30,17 +30,6 @@ def qwen_config(raw: Config, model_type: str) -> Config:
     return config
 
 
-def numbers(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """A list of block numbers."""
-    given = config.keys.get(key, default)
-    if not isinstance(given, (list, tuple)):
-        raise config.wrong(key, "a list of block numbers", given)
-    for number in given:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise config.wrong(key, "a list of block numbers", number)
-    return tuple(given)
-
-
 def qkv_attention(
     config: Config, width: int, window: int | None = None, biases: tuple[bool, bool] = (True, True)
 ) -> VisionAttention:
@@ -48,7 +37,7 @@ def qkv_attention(
     heads = config.integer("num_attention_heads")
     return VisionAttention(
         num_heads=heads,
-        head_dim=head_width(config, width, heads),
+        head_dim=quotient(config, "hidden_size", width, "num_attention_heads", heads),
         linears=(
             Linear(name="qkv", inputs=width, outputs=3 * width, bias=biases[0]),
             Linear(name="proj", inputs=width, outputs=width, bias=biases[1]),
@@ -115,7 +104,8 @@ def qwen2_5_vl(raw: Config) -> tuple[Encoder, Part, Config]:
         activation=config.choice("hidden_act", ACTIVATIONS),
         linears=gated_linears(h, inner, h, bias=True),
     )
-    patch, full = one_side(config, "patch_size"), numbers(config, "fullatt_block_indexes", FULL_BLOCKS)
+    patch, listed = one_side(config, "patch_size"), config.keys.get("fullatt_block_indexes", FULL_BLOCKS)
+    full = numbers(config, "fullatt_block_indexes", listed)
     window = (config.integer("window_size") // patch) ** 2
     runs: list[BlockRun] = []
     for i in range(layers):
@@ -187,7 +177,7 @@ def qwen3_vl(raw: Config, deepstack: bool) -> tuple[Encoder, Part, Config]:
 
 def deepstack_blocks(config: Config) -> tuple[int, ...]:
     """Blocks whose outputs enter the language model's first layers."""
-    return numbers(config, "deepstack_visual_indexes", DEEPSTACK)
+    return numbers(config, "deepstack_visual_indexes", config.keys.get("deepstack_visual_indexes", DEEPSTACK))
 
 
 def kimi(raw: Config) -> tuple[Encoder, Config]:

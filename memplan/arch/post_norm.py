@@ -28,8 +28,7 @@ def olmo3_windows(config: Config) -> attention.Windows:
 
 def exaone4_windows(config: Config) -> attention.Windows:
     """As ``every_fourth``; without a window, layer_types must say that there is none."""
-    layers, size = config.integer("num_hidden_layers"), config.optional_integer("sliding_window")
-    listed = attention.layer_types(config, layers)
+    size, listed = config.optional_integer("sliding_window"), attention.layer_types(config)
     if listed is None:
         if size is None:
             raise config.wrong("layer_types", "given, since sliding_window is null", None)

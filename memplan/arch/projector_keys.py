@@ -7,6 +7,7 @@ from typing import Any
 from memplan.arch import towers
 from memplan.arch.attention import gated_linears
 from memplan.arch.config import Config
+from memplan.arch.reading import pairs
 from memplan.arch.towers import ACTIVATIONS, Encoder
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Linear, Norm, Part
@@ -93,17 +94,7 @@ def square(encoder: Encoder, tokens: int, kind: str = "fixed", **more: Any) -> I
 def pinpoints(config: Config, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """``image_grid_pinpoints``: resolutions (height, width)."""
     given = config.keys.get("image_grid_pinpoints")
-    if given is None:
-        return default
-    if not isinstance(given, (list, tuple)) or not given:
-        raise config.wrong("image_grid_pinpoints", "a list of [height, width]", given)
-    found = []
-    for pair in given:
-        sides = [side for side in pair if isinstance(side, int) and side > 0] if isinstance(pair, (list, tuple)) else []
-        if len(sides) != 2:
-            raise config.wrong("image_grid_pinpoints", "a list of [height, width]", pair)
-        found.append((sides[0], sides[1]))
-    return tuple(found)
+    return default if given is None else pairs(config, "image_grid_pinpoints", given, "[height, width]")
 
 
 NORMS = ("input_latents_norm", "input_context_norm", "post_attention_layernorm")

@@ -19,6 +19,7 @@ from memplan.arch.projector_keys import (
     square,
     two_linears,
 )
+from memplan.arch.reading import share
 from memplan.arch.towers import Encoder
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Linear, Norm, Part
@@ -209,10 +210,7 @@ def idefics3(config: Config, vision: Config, text: ModelSpec) -> Made:
 def internvl(config: Config, vision: Config, text: ModelSpec) -> Made:
     """At most 12 tiles and a thumbnail: preprocessor_config.json of OpenGVLab/InternVL3-8B-hf."""
     encoder = tower_kinds.internvit(vision)
-    ratio = config.keys.get("downsample_ratio", 0.5)
-    if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 < ratio <= 1:
-        raise config.wrong("downsample_ratio", "above 0, at most 1", ratio)
-    factor = int(1 / ratio)
+    factor = int(1 / share(config, "downsample_ratio", config.keys.get("downsample_ratio", 0.5)))
     merged, h = encoder.width * factor**2, text.hidden_size
     linears = (
         Linear(name="linear_1", inputs=merged, outputs=h, bias=True),

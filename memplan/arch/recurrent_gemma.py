@@ -5,6 +5,7 @@ from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, rotary_factor
 from memplan.arch.layer_norm_parts import with_layers
+from memplan.arch.reading import quotient, width_of_head
 from memplan.arch.state_space import convolution
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
@@ -29,9 +30,7 @@ def recurrence(family: Family, config: Config) -> GatedRecurrence:
     """Two branches, a convolution and gates in blocks, as many as attention has heads."""
     h, heads, kernel = (config.integer(key) for key in ("hidden_size", "num_attention_heads", "conv1d_width"))
     width = config.optional_integer("lru_width") or h
-    if width % heads:
-        raise config.wrong("lru_width", f"a multiple of num_attention_heads ({heads})", width)
-    block = width // heads
+    block = quotient(config, "lru_width", width, "num_attention_heads", heads)
     gates = [
         Bare(name=f"{name}_gate_{kind}", shape=shape)
         for name in ("input", "recurrent")
@@ -53,9 +52,7 @@ def recurrence(family: Family, config: Config) -> GatedRecurrence:
 def local_attention(config: Config) -> Attention:
     """Attention within a window; the output has a bias in any case."""
     h, heads, bias = config.integer("hidden_size"), config.integer("num_attention_heads"), config.flag("attention_bias")
-    kv_heads, width = attention.num_kv_heads(config, nullable=True), h // heads
-    if h % heads:
-        raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", h)
+    kv_heads, width = attention.num_kv_heads(config, nullable=True), width_of_head(config)
     turns = int(width * rotary_factor(config))
     return Attention(
         num_heads=heads,

@@ -4,6 +4,7 @@ Rows in ``moe.py``, ``shared_moe.py`` and ``latent.py`` put these together as th
 
 from memplan.arch.attention import FULL, SLIDING, Windows, gated_linears, layered
 from memplan.arch.config import Config
+from memplan.arch.reading import kinds_of_layers, numbers
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear
 from memplan.spec.routing import Routing
 
@@ -101,8 +102,9 @@ def shared_experts(config: Config, f: int, gate: str = "", bias: bool = False) -
 def first_dense(config: Config, dense: FeedForward, sparse: FeedForward) -> list[FeedForward]:
     """first_k_dense_replace dense layers (one, where it is not read), then experts; or mlp_layer_types' list."""
     layers = config.integer("num_hidden_layers")
-    kinds = mlp_layer_types(config, layers) if "mlp_layer_types" in config.defaults else None
-    if kinds is not None:
+    listed = config.value("mlp_layer_types") if "mlp_layer_types" in config.defaults else None
+    if listed is not None:
+        kinds = kinds_of_layers(config, "mlp_layer_types", listed, {"dense": "dense", "sparse": "sparse"})
         return [sparse if kind == "sparse" else dense for kind in kinds]
     read = "first_k_dense_replace" in config.defaults
     count = min(config.integer("first_k_dense_replace", smallest=0) if read else 1, layers)
@@ -110,19 +112,6 @@ def first_dense(config: Config, dense: FeedForward, sparse: FeedForward) -> list
     if every is not None and every != 1:
         raise config.wrong("moe_layer_freq", "1, since transformers has experts in every layer after the dense", every)
     return [dense] * count + [sparse] * (layers - count)
-
-
-def mlp_layer_types(config: Config, layers: int) -> list[str] | None:
-    """dense or sparse for each layer, as the config lists them; None when it does not."""
-    given = config.value("mlp_layer_types")
-    if given is None:
-        return None
-    if not isinstance(given, (list, tuple)) or len(given) != layers:
-        raise config.wrong("mlp_layer_types", f"a list of num_hidden_layers ({layers}) names", given)
-    for kind in given:
-        if kind not in ("dense", "sparse"):
-            raise config.wrong("mlp_layer_types", "a list of dense and sparse", kind)
-    return [str(kind) for kind in given]
 
 
 def every_step(config: Config, dense: FeedForward, sparse: FeedForward) -> list[FeedForward]:
@@ -134,15 +123,8 @@ def every_step(config: Config, dense: FeedForward, sparse: FeedForward) -> list[
 
 def layer_numbers(config: Config, key: str) -> frozenset[int]:
     """A list of layer numbers; null is none."""
-    numbers = config.value(key)
-    if numbers is None:
-        return frozenset()
-    if not isinstance(numbers, (list, tuple)):
-        raise config.wrong(key, "a list of layer numbers", numbers)
-    for number in numbers:
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise config.wrong(key, "a list of layer numbers", number)
-    return frozenset(numbers)
+    given = config.value(key)
+    return frozenset(() if given is None else numbers(config, key, given))
 
 
 def alternating_first(config: Config, size: int | None) -> Windows:

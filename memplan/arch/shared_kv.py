@@ -120,7 +120,7 @@ def kinds_of(config: Config, period: int, last_is_full: bool) -> list[str]:
     """The kind of each layer: every ``period``-th attends to all, unless layer_types says otherwise."""
     layers = config.integer("num_hidden_layers")
     default = [attention.SLIDING if (i + 1) % period else attention.FULL for i in range(layers)]
-    kinds = attention.layer_types(config, layers) or default
+    kinds = attention.layer_types(config) or default
     return [*kinds[:-1], attention.FULL] if last_is_full else list(kinds)
 
 

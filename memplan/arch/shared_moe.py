@@ -143,7 +143,7 @@ def ernie_head(spec: ModelSpec, config: Config) -> ModelSpec:
 def exaone_windows(config: Config) -> attention.Windows:
     """All but every sliding_window_pattern-th layer slide."""
     size = config.integer("sliding_window")
-    listed = attention.layer_types(config, config.integer("num_hidden_layers"))
+    listed = attention.layer_types(config)
     if listed is not None:
         return attention.layered(config, listed, size)
     return patterned(config, config.integer("sliding_window_pattern"))

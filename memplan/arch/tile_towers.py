@@ -1,7 +1,7 @@
 """Vision towers of tiles, each with a class token: Llama 4 and Llama 3.2 Vision (Mllama), as in transformers 5.23."""
 
 from memplan.arch.config import Config
-from memplan.arch.patch_towers import numbers
+from memplan.arch.reading import numbers, pairs
 from memplan.arch.towers import ACTIVATIONS, Encoder, attends, conv, geometry, layer_norm, plain_mlp, vision_config
 from memplan.spec.parts import Bare, Linear, Part
 from memplan.spec.vision import Block, BlockRun
@@ -106,19 +106,10 @@ def aspect_ratios(config: Config, tiles: int) -> tuple[tuple[int, int], ...]:
         if tiles != 4:
             raise config.wrong("max_num_tiles", "4 for the default supported_aspect_ratios", tiles)
         return ASPECT_RATIOS
-    if not isinstance(given, (list, tuple)) or not given:
-        raise config.wrong("supported_aspect_ratios", "a list of [columns, rows]", given)
-    ratios = []
-    for ratio in given:
-        sides = [side for side in ratio if isinstance(side, int)] if isinstance(ratio, (list, tuple)) else []
-        if len(sides) != 2:
-            raise config.wrong("supported_aspect_ratios", "a list of [columns, rows]", ratio)
-        ratios.append((sides[0], sides[1]))
-    return tuple(ratios)
+    return pairs(config, "supported_aspect_ratios", given, "[columns, rows]")
 
 
 def mllama_taps(config: Config) -> tuple[int, ...]:
     """Local blocks whose outputs reach the projector beside the last one's; null is the default."""
-    if config.keys.get("intermediate_layers_indices") is None:
-        return TAPS
-    return numbers(config, "intermediate_layers_indices", TAPS)
+    given = config.keys.get("intermediate_layers_indices")
+    return TAPS if given is None else numbers(config, "intermediate_layers_indices", given)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from memplan.arch.config import Config
+from memplan.arch.reading import quotient
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part
 from memplan.spec.vision import Block, BlockRun, VisionAttention
 
@@ -63,13 +64,6 @@ def one_side(config: Config, key: str) -> int:
     return height
 
 
-def head_width(config: Config, width: int, heads: int) -> int:
-    """Width of a head."""
-    if width % heads:
-        raise config.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})", width)
-    return width // heads
-
-
 def conv(name: str, width: int, *kernel: int) -> Bare:
     """The kernel of the patch embedding, [width, channels, …]."""
     return Bare(name=name, shape=(width, *kernel))
@@ -86,7 +80,8 @@ def attends(
 ) -> VisionAttention:
     """Attention of four linears, the output projection of this name, over the config's heads."""
     heads = config.integer("num_attention_heads")
-    head_dim, linears = head_width(config, width, heads), attention_linears(width, out, bias, out_bias)
+    head_dim = quotient(config, "hidden_size", width, "num_attention_heads", heads)
+    linears = attention_linears(width, out, bias, out_bias)
     return VisionAttention(num_heads=heads, head_dim=head_dim, linears=linears, **fields)
 
 

@@ -6,6 +6,7 @@ from itertools import groupby
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation
+from memplan.arch.reading import kinds_of_layers
 from memplan.arch.state_space import convolution, no_feed_forward
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec
@@ -19,14 +20,8 @@ DEFAULT = [MAMBA, *([MAMBA] * 5 + [HYBRID]) * 7, *[MAMBA] * 4, HYBRID, *[MAMBA] 
 
 def kinds_of(config: Config) -> list[str]:
     """The kind of each layer; null is the default for 54."""
-    layers, given = config.integer("num_hidden_layers"), config.value("layers_block_type")
-    kinds = DEFAULT if given is None else given
-    if not isinstance(kinds, (list, tuple)) or len(kinds) != layers:
-        raise config.wrong("layers_block_type", f"a list of num_hidden_layers ({layers}) kinds", given)
-    for kind in kinds:
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise config.wrong("layers_block_type", "a list of mamba and hybrid", kind)
-    return [KINDS[kind] for kind in kinds]
+    given = config.value("layers_block_type")
+    return kinds_of_layers(config, "layers_block_type", DEFAULT if given is None else given, KINDS)
 
 
 def state_space(config: Config) -> StateSpaceDual:
