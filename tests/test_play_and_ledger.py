@@ -106,6 +106,20 @@ JOBS: dict[str, dict[str, Any]] = {
         "optimizer": "sgd",
         "gradient_accumulation_steps": 4,
     },
+    "the shard of a trained copy of a tied head": {
+        "sharding": "fsdp2",
+        "trainer": "trl",
+        "model": LLAMA | {"tie_word_embeddings": True},
+        "lora": QV | {"modules_to_save": ["lm_head"]},
+        "gradient_checkpointing": "none",
+    },
+    "what is scaled in the model's forward is let go of": {
+        "model": LLAMA | {"model_type": "granite", "vocab_size": 1000},
+        "sharding": "fsdp2",
+        "trainer": "trl",
+        "eval_batch_size": 8,
+        "sequence_length": 2048,
+    },
     "scales stay on the card": {
         "sharding": "fsdp2",
         "trainer": "trl",

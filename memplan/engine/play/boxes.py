@@ -137,7 +137,8 @@ class BoxRun:
         note("begin")
         hooks.begin()
         note("embedding")
-        ends = [*boxes.first, *(boxes.last if self._opens else [])]
+        tied = boxes.last if self._opens and half.embedded else []  # both gradients are there when the embedding's is
+        ends = [*boxes.first, *tied]
         x = hooks.embedded(self._box(self._nothing(), "embedding-backward", 0, ends, half.embedded))
         x = self._through_tower(x) if half.tower else x
         for i in range(self.count):
@@ -153,7 +154,7 @@ class BoxRun:
         note("ends")
         x = hooks.tail(x)
         note("tail")
-        x = self._box(x, "head-backward", 0, [*boxes.root, *([] if self._opens else boxes.last)], half.graph)
+        x = self._box(x, "head-backward", 0, [*boxes.root, *([] if tied else boxes.last)], half.graph)
         x = hooks.logits(x) if half.calls_head else x
         note("loss")
         self.loss = self._box(x, "loss-backward", 0, [], half.graph).node

@@ -147,7 +147,6 @@ class PassRun:
             del x
             x = with_images(self, inputs)
         if spec.scaled_outside:
-            held.append(x)
             x = ops.scale(tape, x, "residual stream")
         x = self.sharding.embedded(x)
         held.append(x)

@@ -130,10 +130,9 @@ class StackRun(PassRun):
         x = tape.new(self.p.stream(spec.hidden_size), itemsize, "embedding output")
         if self.needs_grad and tape.grad_enabled:
             x = self._leaf(x)
-        if not spec.front or spec.front[-1] == "return":  # else the model's forward names what the front was given
-            held.append(x)
         if spec.scaled_outside:
             x = ops.scale(tape, x, "residual stream")
+        if not spec.front or spec.front[-1] == "return":  # else the model's forward names what the front was given
             held.append(x)
         return x
 
