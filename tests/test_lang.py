@@ -55,6 +55,8 @@ RECORDED = (
     "estimate llama-3.1-8b --method dpo --num-gpus 8 --zero-stage 3 --gpu a100-80gb --how-sure",
     "estimate qwen3-8b --method sft --reference adapter",
     "estimate qwen3-8b --set foo",
+    "estimate glm-4.5-air --method ppo",
+    "estimate qwen3-8b --method simpo --trainer openrlhf",
     "estimate qwen3-8b --batch-size -1",
     "calibrate",
     "web --port 99999999",
@@ -218,6 +220,14 @@ def test_parts_are_put_together() -> None:
     assert words.said("a cat, it, and more") == "猫，等等"
     assert words.said("a cat, an unknown animal") == "a cat, an unknown animal"
     assert words.said("a cat (1 dog)") == "猫（1 条狗）"
+    greedy = Catalogue(
+        {"{name} has none for {word}": "{name} 没有 {word}", "no {any}": "没有 {any}", "fat cats": "胖猫"}
+    )
+    assert greedy.said("trl or Unsloth has none for dpo") == "trl 或 Unsloth 没有 dpo"
+    assert greedy.said("no 'such sad thing'") == "没有 'such sad thing'"
+    assert greedy.said("no fat cats") == "没有胖猫"
+    for clause in ("a critic needs a class, and trl has none for dpo", "no word was said of it"):
+        assert greedy.said(clause) == clause
     assert filled("用{x}吧", {"x": "--lora"}) == "用 --lora 吧"
 
 

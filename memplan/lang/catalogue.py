@@ -26,11 +26,15 @@ KINDS = {
     "text": r"(?:(?!; |\. ).)+?",
     "part": r"[^();:,]+?",
     "item": r"(?:(?!; |\. ).)+?",
+    "outside": r"(?:(?!; |\. ).)+?",
 }
 """What a field may hold, by its name without digits: a number or a count, a size in bytes, the s of a plural, a word
-without spaces, a text that is translated itself, and a part or an item, which must be known or have no words to
-translate. Any other name holds any text, as it is, but no second sentence."""
+without spaces, a text that is translated itself (behind a colon it may be unknown), a part or an item, which must be
+known or have no words to translate, and what another program says. Any other name holds names, as they are, with "or"
+and "and" between them: words of a sentence stand there in quotes or are known, so that no entry swallows a clause that
+it was not written for."""
 ANY = r"(?:(?!; |\. ).)+?"
+AS_IT_IS = ("n", "size", "s", "word", "list", "outside")
 LABELS = "labels.txt"
 """Entries that stand alone: titles of columns, names of rows. In a sentence or a list the same word may be a key."""
 LONGEST = 1200
@@ -42,6 +46,9 @@ SENTENCES = (". ", "; ")
 MOST_PARTS = 40
 _WORDS = re.compile(r"(?<![\w./=-])[A-Za-z][a-z]+ [a-z]{2,}(?![\w=-])")
 """Two words of a sentence; names, keys and numbers have none."""
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|\bmemplan(?: [\w./=-]+)+")
+"""Words that no sentence is made of: a value in quotes, a command to type."""
+_BETWEEN_NAMES = re.compile(r"(?<=[^\s,]) (or|and) (?=\S)")
 _DIGITS = "0123456789"
 _BRACKETS = re.compile(r"(?P<head>.+) \((?P<inside>[^()]+)\)")
 _LETTER = re.compile(r"[A-Za-z]")
@@ -103,17 +110,26 @@ class Catalogue:
 
     def _filled(self, template: Template, values: dict[str, str]) -> str | None:
         """The other language with its values; None where its parts are unknown, or for mere joints of unknown texts."""
-        said = {name: self._value(name, value) for name, value in values.items()}
+        said = {name: self._value(template.english, name, value) for name, value in values.items()}
         joins = not _LETTER.search("".join(pieces(template.english)))
         known = {name: value for name, value in said.items() if value is not None}
         if len(known) < len(said) or (joins and known == values):
             return None
         return filled(template.other, known)
 
-    def _value(self, name: str, value: str) -> str | None:
+    def _value(self, english: str, name: str, value: str) -> str | None:
         if kind(name) in ("part", "item"):
             return self._known(value)
-        return (self._found(value) or value) if kind(name) == "text" else value
+        if kind(name) == "text":
+            return self._known(value) or (value if f": {{{name}}}" in english else None)
+        return value if kind(name) in AS_IT_IS else self._names(value)
+
+    def _names(self, value: str) -> str | None:
+        """Names as they are; None for words of a sentence that are not known."""
+        if not _WORDS.search(_QUOTED.sub("", value)):
+            return value
+        joined = _BETWEEN_NAMES.sub(lambda found: " 或 " if found[1] == "or" else " 和 ", value)
+        return self._found(value) or (None if _WORDS.search(_QUOTED.sub("", joined)) else joined)
 
     def _stopped(self, text: str) -> str | None:
         """A sentence without its stop."""
@@ -185,6 +201,7 @@ def pieces(template: str) -> list[str]:
 
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _LATIN = re.compile("[A-Za-z0-9`-]")
+_BETWEEN_CHINESE = re.compile("(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
@@ -195,7 +212,7 @@ def filled(template: str, values: Mapping[str, str]) -> str:
             meets = out and piece and {bool(_CHINESE.match(each)) for each in (out[-1], piece[0])} == {True, False}
             latin = meets and (_LATIN.match(out[-1]) or _LATIN.match(piece[0]))
             out += (" " if latin else "") + piece
-    return out
+    return _BETWEEN_CHINESE.sub("", out)
 
 
 @cache
