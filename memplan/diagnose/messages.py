@@ -6,9 +6,10 @@ Apple's ports, vLLM, SGLang, DeepSpeed and Ray. Each number is looked for by its
 import re
 from collections.abc import Iterator
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from memplan.diagnose.sizes import SIZE, TYPES, Printed, printed
+from memplan.tables.texts import parts_of
 from memplan.units import format_bytes
 
 Place = Literal["card", "host", "engine"]
@@ -76,31 +77,29 @@ _TORCH = re.compile(
     r"|OutOfMemoryError:? Tried to allocate",
     re.IGNORECASE,
 )
-_S = f"({SIZE})"
-_FIELDS = {
-    "requested": (
-        rf"ried to allocate {_S}",
-        rf"(?:attempt(?:ed|ing)|trying|failed)(?: to allocate)? (?:an? )?{_S}(?! free)",
-    ),
-    "capacity": (
-        rf"{_S} total capacity",
-        rf"total capac(?:i)?ty of {_S}",
-        rf"max allowed: {_S}",
-        rf"has (?:a )?total (?:of )?{_S}",
-    ),
-    "allocated": (
-        rf"{_S} already allocated",
-        rf"allocated memory {_S} is allocated by PyTorch",
-        rf"MPS allocated: {_S}",
-    ),
-    "free": (rf"of which {_S} is free", rf"{_S} free"),
-    "reserved": (rf"{_S} reserved in total",),
-    "unallocated": (rf"{_S} (?:is )?reserved (?:by PyTorch )?but un(?:allocated|used)", rf"{_S} cached\b"),
-    "pools": (rf"{_S} allocated in private pools",),
-    "allowed": (rf"{_S} allowed\b",),
-}
-_FOUND = {name: tuple(re.compile(each, re.IGNORECASE) for each in patterns) for name, patterns in _FIELDS.items()}
-_PROCESS = re.compile(rf"(this process|Process \d+) has {_S}", re.IGNORECASE)
+_PARTS = parts_of(__file__)
+
+
+def _numbers() -> dict[str, tuple[re.Pattern[str], ...]]:
+    """How a text says each number of a message."""
+    found: dict[str, tuple[re.Pattern[str], ...]] = {}
+    for name, _, pattern in (line.partition(": ") for line in _PARTS["numbers"].split("\n") if line):
+        read = re.compile(pattern.replace("SIZE", f"({SIZE})"), re.IGNORECASE)
+        found[name] = (*found.get(name, ()), read)
+    return found
+
+
+def _without_numbers() -> Iterator[tuple[str, Place, re.Pattern[str], str]]:
+    """Forms that have none: name, place, pattern, what it means."""
+    for block in re.split(r"\n(?! )", _PARTS["silent"].strip("\n")):
+        head, *patterns = block.split("\n")
+        form, _, said = head.partition(": ")
+        name, place = form.split()
+        yield name, cast("Place", place), re.compile("|".join(map(str.strip, patterns)), re.IGNORECASE), said
+
+
+_FOUND = _numbers()
+_PROCESS = re.compile(rf"(this process|Process \d+) has ({SIZE})", re.IGNORECASE)
 _VARIABLE = re.compile(r"PYTORCH_(?:[A-Z]+_)?ALLOC_CONF")
 VARIABLES = {"hip": "PYTORCH_HIP_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF", "xpu": "PYTORCH_ALLOC_CONF",
              "mps": "", "musa": "", "mlu": "", "hpu": ""}  # fmt: skip
@@ -129,39 +128,7 @@ _RAY = re.compile(
     re.IGNORECASE,
 )
 
-SILENT: tuple[tuple[str, Place, str, str], ...] = (
-    ("vllm-no-cache-blocks", "engine", r"No available memory for the cache blocks",
-     "the engine's share of the card is less than its weights and its profile run"),
-    ("vllm-length-over-cache", "engine", r"max seq len \(\d+\) is larger than the maximum number of tokens that can be "
-     r"stored|KV cache is needed, which is larger than the available KV cache memory",
-     "one request of max_model_len does not fit what is left for the KV cache"),
-    ("sglang-no-pool", "engine", r"Not enough memory\. Please try (?:to increase|increasing) --mem-fraction-static",
-     "SGLang's share of the free memory is less than its weights"),
-    ("cublas", "card", r"CUBLAS_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED",
-     "a matmul handle's workspace found no memory outside the allocator"),
-    ("cudnn", "card", r"CUDNN_STATUS_ALLOC_FAILED", "a cuDNN workspace found no memory outside the allocator"),
-    ("nccl", "card", r"Cuda failure(?: \d+)? '?out of memory|ncclUnhandledCudaError[\s\S]{0,300}?out of memory",
-     "NCCL's buffers found no memory: they lie outside PyTorch, and nothing was left for them"),
-    ("nvml-assert", "card", r"NVML_SUCCESS == r[\s\S]{0,40}?INTERNAL ASSERT FAILED",
-     "the allocator was out of memory, and could not ask the driver for the numbers"),
-    ("host-kill", "host", r"exits? with (?:return )?code ?=? ?-9\b|exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|signal 9\b"
-     r"|SIGKILL|oom[-_]kill|OOMKilled|Out of memory: Killed process|(?m:^\s*Killed\s*$)",
-     "the process was killed from outside: the node's own memory, or the container's limit, was full"),
-    ("ray-pressure", "host", r"workers? \(tasks / actors\) killed due to memory pressure",
-     "Ray's monitor killed workers: the node's own memory was nearly full"),
-    ("host-shared-memory", "host", r"unable to allocate shared memory|exits? with (?:return )?code ?=? ?-7\b"
-     r"|No space left on device.{0,40}/dev/shm|bus error",
-     "the shared memory of the node (/dev/shm) was full"),
-    ("driver", "card", r"(?:CUDA|HIP|NPU|cuda runtime)\s*(?:driver )?error(?:\s*\(?2\)?)?\s*:?\s*"
-     r"(?:CUDA error: )?out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
-     r"|RESOURCE_EXHAUSTED|Memory_Allocation_Failure\(EL0004\)",
-     "a request outside PyTorch's allocator failed: the context, pinned memory, or another library"),
-    ("named", "card", r"OutOfMemoryError|out of memory|(?<![a-z0-9_])OOM(?:ed)?(?![a-z0-9_])"
-     r"|ran out of (?:GPU |CUDA )?memory|OOM[- ]?error",
-     "an out-of-memory error whose numbers are not in the text"),
-)  # fmt: skip
-"""Forms without numbers, the more telling first: name, place, pattern, what it means."""
-_SILENT = tuple((name, place, re.compile(pattern, re.IGNORECASE), said) for name, place, pattern, said in SILENT)
+_SILENT = tuple(_without_numbers())
 
 
 def messages(text: str) -> list[Message]:

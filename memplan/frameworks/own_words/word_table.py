@@ -20,37 +20,19 @@ def _zero(stage: int) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage}, "bf16": {"enabled": "auto"}, **auto}
 
 
+def _said(part: str) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """By a job's key and its value, what files hold."""
+    rows = ((name.partition(" "), text) for name, text in rows_of(_PARTS[part]).items())
+    return {(key, value): tuple(json.loads(text)) for (key, _, value), text in rows}
+
+
 VALUES: Mapping[tuple[str, str], tuple[Any, ...]] = {
-    ("gradient_checkpointing", "full"): (True, False, "full", "block"),
-    ("gradient_checkpointing", "selective"): ("selective", True),
-    ("attention", "flash"): ("flash_attention_2", "fa2", "flash", True, "flash_attn"),
-    ("attention", "sdpa"): ("sdpa", True, "auto"),
-    ("kernels", "liger"): (True, "liger", "liger_kernel"),
-    ("loss_head", "fused"): (True, "fused", "auto"),
-    ("loss_head", "chunked"): (True, "chunked", "chunked_nll"),
-    ("optimizer", "adamw-8bit"): ("adamw_8bit", "adamw_bnb_8bit", "AdamW8bit", "bitsandbytes.optim.AdamW8bit"),
-    ("optimizer_args", "torchao"): ("adamw_torch_8bit", "torchao.optim.AdamW8bit"),
-    ("optimizer", "lion-8bit"): ("lion_8bit", "lion_bnb_8bit"),
-    ("optimizer_impl", "fused"): (True, "adamw_torch_fused"),
-    ("precision", "bf16"): ("bfloat16", "bf16", "bf16-true", True),
-    ("precision", "fp16"): ("float16", "fp16", True),
-    ("precision", "bf16-amp"): (True, "bf16", "bf16-mixed"),
-    ("precision", "fp16-amp"): (True, "fp16", "16-mixed"),
-    ("quantization", "nf4"): (True, 4, "nf4", "bnb.nf4", "bnb"),
-    ("reference", "precomputed"): (True,),
-    ("reference", "adapter"): (True, False),
-    ("entropy", "metric"): (0, 0.0, False),
-    ("sharding", "fsdp"): ("full_shard auto_wrap", "fsdp", True, 1),
-    ("sharding", "fsdp2"): ("fsdp2", "full_shard auto_wrap", 2),
+    **_said("written"),
     **{("sharding", f"zero{n}"): (n, f"zero{n}", f"zero_{n}", _zero(n)) for n in range(1, 4)},
 }
 """How frameworks write a value of the job where they do not write it as memplan does."""
 
-TOGETHER: Mapping[tuple[str, str], tuple[Mapping[str, Any], ...]] = {
-    (key, value): tuple(json.loads(text))
-    for name, text in rows_of(_PARTS["together"]).items()
-    for key, _, value in [name.partition(" ")]
-}
+TOGETHER: Mapping[tuple[str, str], tuple[Mapping[str, Any], ...]] = _said("together")
 """Keys that say a value of the job only together, or before others, the first one of those that the reader looks for; a
 mapping's value is empty here. What a file's list has stays; ``{name}`` is the last part of the name that it has."""
 

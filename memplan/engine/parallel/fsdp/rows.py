@@ -16,35 +16,12 @@ from memplan.engine.play.folded_boxes import moments_of
 from memplan.engine.play.moments import Key, Label, Things
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
+from memplan.tables.texts import texts_by_name
 
-PADDED, PART, FLAT = (
-    "padded elements × bytes",
-    "padded elements / ranks × bytes",
-    "elements of the flat parameter × bytes",
-)
-WHOLE, GROUP, PARAM = "elements × bytes", "_fully_shard/_fsdp_param_group.py", "_fully_shard/_fsdp_param.py"
-ONE, RUN = "_flat_param.py", "_runtime_utils.py"
 SAID = {
-    "gathered weights": (PADDED, "copied out of the all-gather's output for use", f"{GROUP}: wait_for_unshard"),
-    "all-gather output": (PADDED, "gathered ahead, or until the next copy-out", f"{GROUP}: AllGatherState"),
-    "all-gather input": (PART, "the rank's part in the dtype of its use", f"{PARAM}: all_gather_inputs"),
-    "shard from the host": (PART, "the rank's part waits on the host", f"{PARAM}: all_gather_inputs"),
-    "parts of gathered": (PADDED, "reshard_after_forward is a number", f"{PARAM}: to_sharded_post_forward"),
-    "weights in the dtype": (WHOLE, "one rank gathers nothing, and casts", f"{PARAM}: all_gather_inputs"),
-    "reduce-scatter input": ("padded elements × reduce bytes", "kept until the next unit's", f"{GROUP}: post_backward"),
-    SHARDS: (PART, "reduced, in the dtype of the stored weights", "_fully_shard/_fsdp_collectives.py: foreach_reduce"),
-    "reduced gradients": (PART, "held to the end of backward where they are replicated", f"{GROUP}: AllReduceState"),
-    "gradients that wait": (WHOLE, "a later backward reduces them", f"{PARAM}: to_accumulated_grad_if_needed"),
-    "whole gradients": (WHOLE, "until they are reduced", f"{GROUP}: post_backward"),
-    "weight gradients": (WHOLE, "until they are reduced", f"{GROUP}: post_backward"),
-    "gathered flat": (FLAT, "gathered straight into place", f"{ONE}: _alloc_padded_unsharded_flat_param"),
-    "shard in low precision": (PART, "there while the gather runs", f"{ONE}: _use_low_precision_shard"),
-    "flat gradient": (FLAT, "put together from gradients of views", f"{RUN}: _post_backward_hook"),
-    "cast": ("elements × reduce bytes", "the reduction's dtype is another", f"{RUN}: _reduce_grad"),
-    "zeros": (WHOLE, "autograd fills the places of what nothing used", f"{ONE}: _use_unsharded_views"),
-    "sum": (FLAT, "of two forwards that run back together", f"{ONE}: _use_unsharded_views"),
-    MOMENT[1]: ("", "a copy-out or a reduction before or behind what runs", ""),
-}  # fmt: skip
+    **{name: text.split(" | ") for name, text in texts_by_name(__file__).items()},
+    MOMENT[1]: ["", "a copy-out or a reduction before or behind what runs", ""],
+}
 """By how its name begins: its formula, why it is there, and where under ``FSDP`` that is said."""
 
 
