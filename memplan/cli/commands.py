@@ -12,26 +12,9 @@ from memplan import __version__
 from memplan.cli.parameters import Parameter
 from memplan.cli.said_help import SaidHelp, write_rows
 from memplan.errors import UsageError, did_you_mean, nearest
+from memplan.tables.texts import texts_by_name
 
-COMMANDS = {
-    "estimate": "What a job will use, where it peaks, whether it fits.",
-    "compare": "A job under several strategies, or several jobs, ranked; sweeps.",
-    "plan": "The fastest ways to run a job that fit, and why others do not.",
-    "emit": "The files that run a job: TRL, transformers, accelerate, DeepSpeed, …",
-    "check": "Whether training configs fit: a line a file, and an exit code.",
-    "diagnose": "What an out-of-memory error says, and what to change.",
-    "trace": "The same, measured: the real model on fake tensors, without a GPU.",
-    "measure": "The same on the devices of this machine, beside the estimate.",
-    "calibrate": "A machine's own speed out of measured runs, for --calibration.",
-    "lengths": "How long the rows of a data set are, for a job's --lengths.",
-    "accuracy": "How far estimates are from measured training steps.",
-    "show": "What memplan knows: gpus, models, jobs, methods and more.",
-    "explain": "What a term of a report means; with a job, its numbers.",
-    "schema": "The JSON Schema of a job, a report or a comparison.",
-    "mcp": "A server for agents: the same as tools.",
-    "web": "A page with a form that answers as one types, on this machine.",
-    "completion": "A script that completes all this in bash, zsh or fish.",
-}
+COMMANDS = texts_by_name(__file__)
 """Every command with its line in the help; each is a module of memplan.cli with a function of that name."""
 
 VERSION_HELP = "Print the version and exit."

@@ -16,6 +16,7 @@ from memplan.cost.shape import FP32, HALF, Shape
 from memplan.cost.work import ACTIVE, DROPPED, ModelWork, Work
 from memplan.engine.losses.liger import liger_chunk
 from memplan.spec.recipe import Recipe
+from memplan.tables.texts import texts_by_name
 
 BACKWARD_MOVES = 1.6
 """Pointwise bytes of a backward against its forward: gradients come in, and saved tensors with them."""
@@ -41,30 +42,7 @@ RESTARTED, RING_BYTES = 0.75, 6.0
 """Of a ring's further steps: share of the queries that start anew (all, or the later half where keys are a later
 rank's), and bytes for each element of the output that is weighted and added (TransformerEngine 2
 attention/dot_product_attention/context_parallel.py: flash_attn_fwd_out_correction)."""
-HEAD_BYTES: dict[str, float] = {
-    "cross-entropy": 34.0,
-    "shifted-cross-entropy": 54.0,
-    "foak-cross-entropy": 32.0,
-    "log-softmax": 30.0,
-    "stacked-log-softmax": 36.0,
-    "one-hot": 60.0,
-    "selective": 24.0,
-    "megatron-cross-entropy": 16.0,
-    "compiled-cross-entropy": 14.0,
-    "selective-kernel": 8.0,
-    "flash-cross-entropy": 12.0,
-    "flash-cross-entropy-in-place": 8.0,
-    "liger": 8.0,
-    "foak-chunks": 16.0,
-    "liger-preference": 12.0,
-    "liger-policy": 12.0,
-    "liger-policy-blocks": 20.0,
-    "tiled": 22.0,
-    "chunked-nll": 56.0,
-    "cut-cross-entropy": 0.0,
-    "compiled-unsloth-chunks": 10.0,
-    "compiled-unsloth-log-probs": 10.0,
-}
+HEAD_BYTES = {name: float(size) for name, size in texts_by_name(__file__).items()}
 """Bytes that a head's program moves for each logit, forward and backward: the passes over bf16 and fp32 copies that
 tables/loss_heads.txt describes."""
 OTHER_HEAD_BYTES = 20.0

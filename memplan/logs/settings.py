@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memplan.tables.texts import texts_by_name
 from memplan.units import pairs_of, words_of
 
 WORDS = ("llm engine", "server_args=", "non-default args", "args: namespace(", "api server version", "  version ",
@@ -18,27 +19,12 @@ _VERSIONS = (
     r"  version (\d[\w.+-]{0,40})",
 )
 """vLLM's engine, server and banner."""
-_KEYS = {
-    "model": ("model", "model_path"),
-    "tensor_parallel": ("tensor_parallel_size", "tp_size"),
-    "pipeline_parallel": ("pipeline_parallel_size", "pp_size"),
-    "data_parallel": ("data_parallel_size", "dp_size"),
-    "gpu_memory_utilization": ("gpu_memory_utilization",),
-    "mem_fraction_static": ("mem_fraction_static",),
-    "max_model_len": ("max_model_len", "max_seq_len", "context_length"),
-    "max_num_seqs": ("max_num_seqs", "max_running_requests"),
-    "max_num_batched_tokens": ("max_num_batched_tokens", "chunked_prefill_size"),
-    "dtype": ("dtype",),
-    "kv_dtype": ("kv_cache_dtype",),
-    "quantization": ("quantization",),
-    "enforce_eager": ("enforce_eager", "disable_cuda_graph"),
-    "language_model_only": ("language_model_only",),
-    "sleep": ("enable_sleep_mode", "enable_memory_saver"),
-    "expert_parallel": ("enable_expert_parallel",),
-}
-"""memplan's name, and the engines' own."""
 _VALUE = r"""(?:=|: )(?:'([^'\n]{1,400})'|"([^"\n]{1,400})"|([^\s,)}\]]{1,60}))"""
-_PATTERNS = {key: re.compile(rf"\b(?<!_)(?:{'|'.join(names)})['\"]?{_VALUE}") for key, names in _KEYS.items()}
+_PATTERNS = {
+    key: re.compile(rf"\b(?<!_)(?:{'|'.join(names.split())})['\"]?{_VALUE}")
+    for key, names in texts_by_name(__file__).items()
+}
+"""By memplan's name, whatever the engine calls it."""
 _STARTED = re.compile(r"Starting to load model ([^\s]{1,400}?)\.\.\.")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 QUANTIZATIONS = pairs_of(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, columns_of, definitions
 from memplan.render.instants import instant_title
+from memplan.tables.texts import texts_by_name
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -13,17 +14,7 @@ if TYPE_CHECKING:
 
 METERS = {"device": "in nvidia-smi", "allocated": "allocated (torch.cuda.max_memory_allocated)"}
 BELOW = "Each is the fastest that allocates no more; nvidia-smi: the most it may show. Speeds are rough estimates."
-KINDS = {
-    "none": "no layer",
-    "full": "every layer",
-    "every": "one layer of every n",
-    "selective": "by its policy of operations",
-    "layers": "any number of layers, each whole or by operations",
-    "block": "the first layers of every chunk",
-    "uniform": "several layers at once",
-    "modules": "modules of every layer",
-    "activations": "activations offloaded to CPU",
-}
+KINDS = texts_by_name(__file__)
 """What a trainer may be told to make again."""
 
 

@@ -8,6 +8,7 @@ from memplan.render import words
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Span, Table, columns_of, definitions
 from memplan.render.instants import instant_title, instant_words
 from memplan.report import Report
+from memplan.tables.texts import texts_by_name
 from memplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -15,20 +16,7 @@ if TYPE_CHECKING:
 
 ROOMY = 110
 """From this width on there are columns for what limits a plan."""
-LIMITS = {
-    "products": "matmuls",
-    "attention": "attention",
-    "moves": "memory bandwidth",
-    "head": "the head and the loss",
-    "recomputation": "recomputation",
-    "other_passes": "other passes",
-    "communication": "communication",
-    "bubble": "the pipeline's bubble",
-    "optimizer": "the optimizer's step",
-    "host": "the host",
-    "generation": "generation",
-    "syncing": "weights on their way to the engine",
-}
+LIMITS = texts_by_name(__file__)
 """What the largest part of a step is, in words."""
 SHOWN_POINTS = 12
 

@@ -9,19 +9,11 @@ from memplan.tables.methods import METHODS
 from memplan.tables.optimizers import OPTIMIZERS
 from memplan.tables.precisions import PRECISIONS
 from memplan.tables.quantizations import QUANTIZATIONS
+from memplan.tables.texts import parts_of, rows_of
 from memplan.units import format_bytes, format_count
 
-SHARDING = {
-    "none": "nothing divided",
-    "ddp": "DDP: every GPU holds the whole model",
-    "zero0": "DeepSpeed stage 0: nothing divided",
-    "zero1": "ZeRO-1: optimizer states divided",
-    "zero2": "ZeRO-2: optimizer states and gradients divided",
-    "zero3": "ZeRO-3: optimizer states, gradients and parameters divided",
-    "fsdp": "FSDP1: optimizer states, gradients and parameters divided",
-    "fsdp2": "FSDP2: optimizer states, gradients and parameters divided",
-    "distributed-optimizer": "Megatron's distributed optimizer: main weights and moments divided",
-}
+_PARTS = parts_of(__file__)
+SHARDING = rows_of(_PARTS["sharding"])
 
 METERS = {
     "allocated": "torch.cuda.max_memory_allocated",
@@ -30,15 +22,7 @@ METERS = {
 }
 """Where a user reads each meter."""
 
-COSTS = {
-    "nothing": "nothing",
-    "setup": "one-time setup",
-    "speed": "",
-    "numerics": "optimizer precision",
-    "training": "different training",
-    "cards": "more cards",
-    "data": "longer sequences are truncated",
-}
+COSTS = {"speed": "", **rows_of(_PARTS["costs"])}
 """What a remedy costs beside time, in words."""
 
 

@@ -14,21 +14,11 @@ from memplan.moments import phase_of
 from memplan.render.blocks import Block, Cell, Column, Heading, Prose, Table, columns_of
 from memplan.report import plain
 from memplan.spec.recipe import Recipe
+from memplan.tables.texts import texts_by_name
 from memplan.trace.result import Trace
-from memplan.units import format_bytes, format_count
+from memplan.units import format_bytes, format_count, words_of
 
-TERMS = {
-    "weights": ("parameters", "adapters", "reference"),
-    "gathered weights": ("gathered_parameters",),
-    "buffers": ("buffers",),
-    "autocast copies": ("autocast_weights",),
-    "optimizer states": ("optimizer_states", "master_weights"),
-    "gradients": ("gradients",),
-    "optimizer temporaries": ("optimizer_temporaries",),
-    "activations, temporaries": ("activations", "recomputation", "temporaries"),
-    "logits": ("logits",),
-    "batch": ("batch",),
-}
+TERMS = {name: words_of(categories) for name, categories in texts_by_name(__file__).items()}
 """Categories by the term that both sides know: a trace cannot tell a recomputed activation from a temporary."""
 NOT_TRACED = ("workspaces",)
 """What only a real card has: left out of the estimate here."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from memplan.errors import InvalidJob
 from memplan.spec.generation import Generator
 from memplan.tables.quantizations import QUANTIZATIONS, USUAL
+from memplan.tables.texts import texts_by_name
 from memplan.units import ceil_div
 
 GROUP = 128
@@ -14,22 +15,7 @@ MXFP4_GROUP, NVFP4_GROUP = 32, 16
 APART = 512
 """Rows of so many bytes, or a multiple, are set apart by half as many on AMD's cards (vllm 0.20
 layers/quantization/utils/fp8_utils.py: _maybe_pad_fp8_weight, where VLLM_ROCM_FP8_PADDING is not off)."""
-OWN_FORMATS = {
-    "fp8": "fp8",
-    "fbgemm_fp8": "fp8-channels",
-    "awq": "awq",
-    "gptq": "gptq",
-    "bitsandbytes": "nf4",
-    "mxfp4": "mxfp4",
-    "compressed-tensors fp8": "fp8-channels",
-    "compressed-tensors fp8 in blocks": "fp8",
-    "compressed-tensors fp8 of tensors": "fp8-tensors",
-    "compressed-tensors int8": "int8-channels",
-    "compressed-tensors int4": "int4",
-    "compressed-tensors nvfp4": "nvfp4",
-    "modelopt nvfp4": "nvfp4",
-    "modelopt fp8": "fp8-tensors",
-}
+OWN_FORMATS = texts_by_name(__file__)
 """Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several."""
 
 

@@ -19,51 +19,9 @@ PARENT = re.compile(r"(?:[\w./-]*/)?(?:vlm_|audio_)?(?:grpo|dpo|sft|rm|ppo|disti
 METHODS = {"grpo": "grpo", "dpo": "dpo", "sft": "sft", "rm": "reward", "ppo": "ppo", "distillation": "distill"}
 """Section at the top, or word of the entry point -> method."""
 ONLINE = ("grpo", "ppo", "distill")
-_POLICY: dict[str, Any] = settings_in(
-    """policy.precision=bfloat16 policy.dtensor_cfg.enabled=true policy.dtensor_cfg.tensor_parallel_size=1
-    policy.dtensor_cfg.context_parallel_size=1 policy.megatron_cfg.enabled=false
-    policy.optimizer.name=torch.optim.AdamW cluster.gpus_per_node=1 cluster.num_nodes=1"""
-)
-_GRPO: dict[str, Any] = {
-    **_POLICY,
-    "grpo.num_generations_per_prompt": 16,
-    "loss_fn.reference_policy_kl_penalty": 0.01,
-    "policy.model_name": "Qwen/Qwen2.5-1.5B",
-    "policy.train_global_batch_size": 512,
-    "policy.train_micro_batch_size": 4,
-    "policy.logprob_batch_size": "${policy.train_micro_batch_size}",
-    "policy.max_total_sequence_length": 512,
-    "policy.sequence_packing.enabled": True,
-    "policy.sequence_packing.train_mb_tokens": "${mul:${policy.max_total_sequence_length}, "
-    "${policy.train_micro_batch_size}}",
-    "policy.sequence_packing.logprob_mb_tokens": "${mul:${policy.max_total_sequence_length}, "
-    "${policy.logprob_batch_size}}",
-    "policy.generation.colocated.enabled": True,
-}
-BASES: dict[str, dict[str, Any]] = {
-    "grpo_math_1B.yaml": _GRPO,
-    "grpo_math_8B.yaml": _GRPO
-    | settings_in(
-        """grpo.num_generations_per_prompt=32 policy.model_name=meta-llama/Llama-3.1-8B-Instruct
-        policy.train_micro_batch_size=1 policy.logprob_batch_size=2 policy.max_total_sequence_length=4096
-        cluster.gpus_per_node=8"""
-    ),
-    "dpo.yaml": _POLICY
-    | settings_in(
-        """dpo.sft_loss_weight=0 policy.model_name=meta-llama/Llama-3.2-1B-Instruct policy.train_global_batch_size=128
-        policy.train_micro_batch_size=2 policy.max_total_sequence_length=1024"""
-    ),
-    "sft.yaml": _POLICY
-    | settings_in(
-        """sft.max_num_epochs=1 policy.model_name=meta-llama/Llama-3.2-1B policy.train_global_batch_size=32
-        policy.train_micro_batch_size=1 policy.max_total_sequence_length=1024"""
-    ),
-    "rm.yaml": _POLICY
-    | settings_in(
-        """rm.max_num_epochs=1 policy.model_name=meta-llama/Llama-3.2-1B-Instruct policy.train_global_batch_size=128
-        policy.train_micro_batch_size=1 policy.max_total_sequence_length=8192 policy.reward_model_cfg.enabled=true"""
-    ),
-}
+_POLICY: dict[str, Any] = settings_in(_PARTS["policy"])
+BASES = {name: _POLICY | settings_in(text) for name, text in _PARTS.items() if name.endswith(".yaml")}
+BASES["grpo_math_8B.yaml"] = BASES["grpo_math_1B.yaml"] | settings_in(_PARTS["grpo_math_8B.yaml"])
 """What configs of users are written over, where they are not beside them."""
 OF_PROGRAM = {"grpo": "grpo_math_1B.yaml", "dpo": "dpo.yaml", "sft": "sft.yaml", "rm": "rm.yaml"}
 """The config that an entry point takes without ``--config``."""
