@@ -204,6 +204,7 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
     assert scored.linear is not None
     logits = [project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False) for piece in pieces]
     del pieces  # ``lm_head(x_i)`` of a comprehension (litgpt/model.py): what its nodes saved stays
+    p.ended()
     if scored.fp32_outputs:  # Fabric's precision plugin, when autocast has been left
         tape.autocast = 0
         logits = [ops.cast(tape, block, ops.FP32, "logits of a chunk in fp32") for block in logits]
@@ -233,6 +234,7 @@ def _output_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored, loss:
     which stays, and the recipe holds the logits until the loss is whole (torchtune 0.3 to 0.6, modules/transformer.py:
     chunked_output; recipes: ``del logits``)."""
     logits = [chunk_logits(p, piece, weight, scored) for piece in _eighths(p, hidden)]
+    p.ended()
     return _mean(p, [loss(p, block) for block in logits])
 
 

@@ -82,28 +82,27 @@ class Halves:
         yield "loss", self._held(most, after.things)
 
     def _gather(self) -> Held:
-        """Until the first layer has its weights."""
-        begins, embeds, opens = self.at("begin"), self.at("embedding"), self.at("opens")
-        spec = self.traced.plan.spec
+        """Until the embedding has run."""
+        begins, embeds, spec = self.at("begin"), self.at("embedding"), self.traced.plan.spec
         scaled = bool(spec.embedding_multiplier and not spec.scaled_outside)
-        embedded = embeds.most + self.embedded * (1 + scaled)
-        most = max(begins.most, embedded, opens.most + self.embedded)
-        if most == begins.most:
+        most = embeds.most + self.embedded * (1 + scaled)
+        if begins.most >= most:
             self.embedded = 0
-            return self._held(most, begins.most_things)
-        return self._held(most - self.embedded, (embeds if most == embedded else opens).most_things)
+            return self._held(begins.most, begins.most_things)
+        return self._held(most - self.embedded, embeds.most_things)
 
     def _layer_forward(self) -> Held:
         """Of the layer that is fullest with it: of equal ones in a row the last, before which most is saved."""
         traced, layers, saved, most = self.traced, self.layers, self.saved, 0
+        front = traced.plan.spec.front  # else a row of the pass is the first layer's input
+        embeds = not (traced.stack or layers[0].keeps_input or (front and front[-1] != "return"))
         active, middle = traced.forward_layer, self.moments.middle
         last = {id(layers[i]): i for i in middle}
         for i in (*range(middle.start), *last.values(), *range(middle.stop, len(layers))):
             opens, runs, beside = self.at("opens", i), self.at("forward", i), saved[i] + traced.beside("forward", i)
             x = layers[i].boundary
             most = max(most, runs.inside + beside + layers[i].forward.size, runs.most + saved[i + 1] + x)
-            if i:
-                most = max(most, opens.most + beside + x)
+            most = max(most, opens.most + beside + x * (i > 0 or not embeds))
         base = saved[active] + traced.beside("forward", active) + layers[active].forward.size
         return self._held(most - base, self.at("forward", active).things)
 
