@@ -85,6 +85,21 @@ def test_an_embedding_that_is_frozen_leaves_its_output_in_the_graph() -> None:
         assert found["forward"] == pytest.approx(188587008, rel=1e-3)
 
 
+WIDENED = ("idefics3 llamafactory", "internvl llamafactory", "mllama llamafactory", "qwen2_vl trl", "qwen2_5_vl trl")
+
+
+@over(WIDENED)
+def test_the_ledger_has_a_quantised_tower_as_it_is_played(row: str) -> None:
+    """What bitsandbytes' linears give back is in fp32 behind a LayerNorm of autocast's, or behind a norm in fp32."""
+    family, trainer = row.split()
+    keys = {"trainer": trainer, "quantization": "nf4", "precision": "auto", "batch_size": 4}
+    model = {"model_type": family, **MODELS[family]}
+    recipe = resolve(read_job(job(model, 1536, keys | SQUARE | LORA | FULL)))
+    played = step_events(recipe)
+    assert played is not None
+    assert build_report(recipe).per_gpu.allocated_bytes == pytest.approx(played.peak, rel=3e-3), row
+
+
 FAMILIES = ("llava", "idefics2", "qwen3_vl", "mllama", "kimi_k25")
 
 

@@ -10,7 +10,8 @@ saves, in its own dtype; each product casts its two sides before it, and backwar
 torchao 0.18 float8/float8_linear.py (matmul_with_hp_or_float8_args), float8_training_tensor.py (_ToFloat8ConstrFunc),
 float8_ops.py (addmm_float8_unwrapped: copies in the layout that the kernel reads). Scales are not counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
@@ -18,20 +19,23 @@ from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.groups import Quantised
 from memplan.spec.parts import Linear
-from memplan.spec.recipe import Recipe
 from memplan.tables.precisions import LOW, Float8
+
+if TYPE_CHECKING:
+    from memplan.spec.layer import Layer
+    from memplan.spec.vision import Block
 
 Product = Callable[[Tape, Tensor, Linear, Quantised, Dim, str], Tensor]
 
 BUFFER = "dequantised weights"
 
 
-def product_itemsize(recipe: Recipe, base: Quantised | None) -> int:
+def product_itemsize(base: Quantised | None, autocast: int, layers: "Iterable[Layer | Block]") -> int:
     """Element size of what bitsandbytes' linears add to the residual stream: that of their input, which is fp32 where
     autocast runs the LayerNorm before them (bitsandbytes 0.50 nn/modules.py: ``.to(inp_dtype)``); 0 as without."""
-    if base is None or not recipe.numerics.autocast or not base.scheme.product.startswith("bnb"):
+    if base is None or not autocast or not base.scheme.product.startswith("bnb"):
         return 0
-    before = (run.layer for run in recipe.model.runs if run.layer.form in ("pre", "parallel", "parallel-branches"))
+    before = (layer for layer in layers if layer.form in ("pre", "parallel", "parallel-branches", "vit"))
     return ops.FP32 if any(norm.kind in ("layer", "layer-plain") for layer in before for norm in layer.norms) else 0
 
 

@@ -139,7 +139,9 @@ class StackRun(PassRun):
     def _read_images(self) -> None:
         """States of the images, and the mask of texts against them, which a checkpoint of any layer is given."""
         tape, mode, p, keys = self.tape, self.plan.mode, self.p, keys_of_images(self.plan)
-        size = mode.numerics.autocast or mode.numerics.itemsize
+        size, tower = mode.numerics.autocast or mode.numerics.itemsize, self.plan.tower
+        if tower is not None and tower.keeps_widths:
+            size = tower.vision_mode.residual_itemsize
         states = tape.new(Dim("T·h", p.rows * keys * self.plan.spec.hidden_size), size, MEMORY)
         if self.sees and tape.grad_enabled:
             states = Tensor(states.dim, size, states.storage, Node(tape, [], (), self._wait))

@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from memplan.engine.layers.modules import Mode, Pass
+from memplan.engine.layers.quantised_linear import product_itemsize
 from memplan.engine.layers.vision.gemma4_tower import averaged_by_position, picked_by_position
 from memplan.engine.layers.vision.idefics2_perceiver import perceived
 from memplan.engine.layers.vision.llava_tiles import adapted, anyres, averaged, connected, connected_held, patch_merger
@@ -79,12 +80,21 @@ class TowerPlan(NamedTuple):
 
     @property
     def vision_mode(self) -> Mode:
-        """How the tower runs. Under autocast its residual stream is what a convolution gives, or a LayerNorm."""
+        """How the tower runs. Under autocast its residual stream is what a convolution gives, or a LayerNorm, also
+        through quantised linears."""
         mode, autocast = self._mode_of("vision"), self.mode.numerics.autocast
-        if autocast and self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+        product = product_itemsize(mode.quantised, autocast, (run.block for run in self.tower.runs))
+        mode = mode._replace(widths=mode.widths._replace(product=product))
+        if autocast and not self.keeps_widths and self.tower.kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
             return mode._replace(widths=mode.widths._replace(narrow=autocast))
         wide = FP32 * any(norm.kind == "layer" for norm in self.tower.embedding.norms)
         return mode._replace(widths=mode.widths._replace(stream=wide)) if autocast and wide else mode
+
+    @property
+    def keeps_widths(self) -> bool:
+        """Linears give back the dtype of what they are given, as bitsandbytes' do."""
+        base = self.mode.quantised
+        return base is not None and base.scheme.product.startswith("bnb")
 
     @property
     def projector_mode(self) -> Mode:
@@ -114,6 +124,8 @@ class Piece(NamedTuple):
     locals: int = 0
     """At the front: held until the tower's forward returns. At the end: until the model's does."""
     outputs: int = 0
+    itemsize: int = 0
+    """At the front: of the first block's input."""
 
 
 _P = TypeVar("_P", bound=Pass)
@@ -170,7 +182,7 @@ def front(plan: TowerPlan) -> Piece:
     p.held = None
     saved = tape.live
     back, gradients = run_back(plan, tape, node, like)
-    return Piece(most, saved, back, gradients, cast, node is not None, everything - saved)
+    return Piece(most, saved, back, gradients, cast, node is not None, everything - saved, itemsize=like[1])
 
 
 def embedded_patches(plan: TowerPlan, p: Pass, images: int) -> Tensor:

@@ -16,18 +16,20 @@ CAPTURED = ("llava", "anyres")
 """Projections whose model asks the tower for hidden states of its blocks."""
 
 
-def blocks(plan: TowerPlan, reached: bool) -> tuple[list[LayerTrace], bool]:
+def blocks(plan: TowerPlan, first: Piece) -> tuple[list[LayerTrace], bool]:
     """A trace for each block, and whether a gradient comes down to the last one's output."""
     p, _, _ = passes(plan, partial(Pass, start(plan)))
     traces: list[LayerTrace] = []
-    needs = reached or plan.style == "no-grad"
+    mode, needs = plan.vision_mode, first.reached or plan.style == "no-grad"
+    narrow = mode.quantised is not None and mode.residual_itemsize > first.itemsize
     for run in plan.tower.runs:
-        arguments = (run.block, plan.vision_mode, p.rows, p.length, plan.style, plan.gradients)
+        arguments = (mode, p.rows, p.length, plan.style, plan.gradients)
         left = run.count
-        while left and not needs:
-            traces.append(trace_layer(*arguments, input_needs_grad=False))
-            needs, left = bool(traces[-1].backward), left - 1
-        traces += [trace_layer(*arguments)] * left
+        while left and (not needs or (narrow and not traces)):
+            block = run.block.but(narrow_input=True) if narrow and not traces else run.block
+            traces.append(trace_layer(block, *arguments, input_needs_grad=needs))
+            needs, left = needs or bool(traces[-1].backward), left - 1
+        traces += [trace_layer(run.block, *arguments)] * left
     return traces, needs
 
 
@@ -66,7 +68,7 @@ class Stretch(NamedTuple):
 def stretch_of(plan: TowerPlan) -> Stretch:
     """Front, blocks and projector of a pass."""
     first = front(plan)
-    layers, reached = blocks(plan, first.reached)
+    layers, reached = blocks(plan, first)
     last = tail(plan, reached and plan.style != "no-grad")
     plain, used = plan.style == "plain", plan.tower.used_blocks
     embedded = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize
