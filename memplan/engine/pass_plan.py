@@ -137,12 +137,7 @@ class TowerTrace(NamedTuple):
 NO_TOWER = TowerTrace(0, 0, 0, 0, 0, 0)
 
 
-TOWERS: Mapping[str, "Callable[[TowerPlan], TowerTrace]"] = Programs(
-    {
-        "plain": "memplan.engine.layers.vision.tower_trace:trace_tower",
-        "crossed": "memplan.engine.layers.vision.mllama_tower:trace_mllama",
-    }
-)
+TOWERS: Mapping[str, "Callable[[TowerPlan], TowerTrace]"] = Programs("towers")
 """The pass of a tower: one whose states enter the residual stream, or one that layers attend to."""
 
 

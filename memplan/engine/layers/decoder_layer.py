@@ -94,27 +94,5 @@ def sandwich(p: Pass, layer: Layer, x: Tensor) -> Tensor:
     return out
 
 
-FORMS: Programs[Callable[[Pass, Any, Tensor], Tensor]] = Programs(
-    {
-        "pre": "memplan.engine.layers.decoder_layer:pre_norm",
-        "sandwich": "memplan.engine.layers.decoder_layer:sandwich",
-        "single": "memplan.engine.layers.norm_placement:single",
-        "normed-residual": "memplan.engine.layers.norm_placement:normed_residual",
-        "post": "memplan.engine.layers.norm_placement:post_norm",
-        "pre-scaled": "memplan.engine.layers.norm_placement:scaled_pre_norm",
-        "parallel": "memplan.engine.layers.norm_placement:parallel",
-        "after-sum": "memplan.engine.layers.norm_placement:after_sum",
-        "parallel-branches": "memplan.engine.layers.norm_placement:parallel_branches",
-        "gated": "memplan.engine.layers.norm_placement:gated",
-        "vit": "memplan.engine.layers.vision.vit_block:vit_block",
-        "positions": "memplan.engine.layers.vision.gemma4_tower:position_block",
-        "encoder": "memplan.engine.layers.encoder_layer:encoder_layer",
-        "t5": "memplan.engine.layers.t5_layer:t5_layer",
-        "rwkv": "memplan.engine.layers.state_space.rwkv:rwkv_block",
-        "layer-inputs": "memplan.engine.layers.gemma4_layer:layer_with_input",
-        "streams": "memplan.engine.layers.gemma3n_layer:layer_of_streams",
-        "hyper": "memplan.engine.layers.hyper_connections:layer_of_connections",
-        "shared-block": "memplan.engine.layers.zamba2_layer:shared_block_layer",
-    }
-)
+FORMS: Programs[Callable[[Pass, Any, Tensor], Tensor]] = Programs("forms")
 """A program for each value of ``Layer.form``."""

@@ -14,26 +14,7 @@ Program = Callable[[Pass, Any, Tensor], "tuple[Tensor, Any]"]
 """Takes the hidden states; gives them back with what the layer still names (eager's probabilities)."""
 
 
-STYLES: Programs[Program] = Programs(
-    {
-        "gptj": "memplan.engine.layers.attention.older_classes:gptj",
-        "codegen": "memplan.engine.layers.attention.older_classes:gptj",
-        "interleaved": "memplan.engine.layers.attention.older_classes:interleaved",
-        "gpt-neo": "memplan.engine.layers.attention.older_classes:gpt_neo",
-        "gpt2-upcast": "memplan.engine.layers.attention.older_classes:gpt2_upcast",
-        "bloom": "memplan.engine.layers.attention.older_classes:bloom",
-        "mpt": "memplan.engine.layers.attention.older_classes:mpt",
-        "sinks": "memplan.engine.layers.attention.newer_classes:sink_attention",
-        "llama4": "memplan.engine.layers.attention.newer_classes:llama4_attention",
-        "gated": "memplan.engine.layers.attention.newer_classes:gated_attention",
-        "bart": "memplan.engine.layers.attention.bart:bart_attention",
-        "bart-decoder": "memplan.engine.layers.attention.bart:bart_attention",
-        "bart-cross": "memplan.engine.layers.attention.bart:bart_attention",
-        "encoder": "memplan.engine.layers.attention.bert:bert",
-        "albert": "memplan.engine.layers.attention.bert:bert",
-        "modernbert": "memplan.engine.layers.attention.bert:modernbert",
-    }
-)
+STYLES: Programs[Program] = Programs("styles")
 """A program for each ``style`` of softmax attention that ``attention.py`` does not write."""
 
 
@@ -47,24 +28,7 @@ def softmax_attention(p: Pass, mixer: Attention, x: Tensor) -> tuple[Tensor, Ten
     return STYLES.get(style, attention)(p, mixer, x)
 
 
-MIXERS: Programs[Program] = Programs(
-    {
-        "attention": "memplan.engine.layers.mixers:softmax_attention",
-        "latent": "memplan.engine.layers.attention.mla:latent_attention",
-        "compressed": "memplan.engine.layers.attention.deepseek_v4:compressed_attention",
-        "shared_kv": "memplan.engine.layers.attention.newer_classes:shared_kv_attention",
-        "disentangled": "memplan.engine.layers.attention.deberta:disentangled",
-        "short-convolution": "memplan.engine.layers.state_space.causal_convolution:short_convolution",
-        "state-space": "memplan.engine.layers.state_space.mamba:state_space",
-        "state-space-dual": "memplan.engine.layers.state_space.mamba2:state_space_dual",
-        "both": "memplan.engine.layers.state_space.mamba2:both_mixers",
-        "gated-delta": "memplan.engine.layers.state_space.gated_delta_net:gated_delta",
-        "gated-recurrence": "memplan.engine.layers.state_space.recurrent_gemma:gated_recurrence",
-        "lightning": "memplan.engine.layers.state_space.minimax_lightning:lightning",
-        "time-mix": "memplan.engine.layers.state_space.rwkv:time_mix",
-        "image-cross": "memplan.engine.layers.attention.mllama_cross:image_cross",
-    }
-)
+MIXERS: Programs[Program] = Programs("mixers")
 """A program for each ``kind`` of mixer."""
 
 

@@ -140,52 +140,14 @@ def held_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
     return logits
 
 
-LOGITS_PROGRAMS: Programs[Program] = Programs(
-    {
-        "logits": "memplan.engine.losses.heads:logits_alone",
-        "held-logits": "memplan.engine.losses.heads:held_logits",
-        "cross-entropy": "memplan.engine.losses.heads:cross_entropy",
-        "shifted-cross-entropy": "memplan.engine.tape.loss_ops:shifted_cross_entropy",
-        "repeated-cross-entropy": "memplan.engine.tape.loss_ops:repeated_cross_entropy",
-        "unsloth-cross-entropy": "memplan.engine.losses.log_prob_kernels:saving_logits_in_place",
-        "foak-cross-entropy": "memplan.engine.losses.log_prob_kernels:foak_cross_entropy",
-        "plain-cross-entropy": "memplan.engine.tape.loss_ops:plain_cross_entropy",
-        "parallel-cross-entropy": "memplan.engine.losses.log_prob_kernels:parallel_cross_entropy",
-        "chunked-cross-entropy": "memplan.engine.tape.loss_ops:chunked_cross_entropy",
-        "log-softmax": "memplan.engine.losses.heads:log_softmax",
-        "stacked-log-softmax": "memplan.engine.losses.heads:stacked_log_softmax",
-        "selective": "memplan.engine.losses.heads:selective",
-        "selective-kernel": "memplan.engine.losses.log_prob_kernels:saving_logits",
-        "flash-cross-entropy": "memplan.engine.losses.log_prob_kernels:saving_logits",
-        "flash-cross-entropy-in-place": "memplan.engine.losses.log_prob_kernels:saving_logits_in_place",
-        "exponentiated": "memplan.engine.losses.log_prob_kernels:exponentiated",
-        "sliced-log-softmax": "memplan.engine.losses.log_prob_kernels:saving_sliced_logits",
-        "unpadded-slices": "memplan.engine.losses.log_prob_kernels:unpadded_slices",
-        "one-hot": "memplan.engine.losses.log_prob_kernels:one_hot",
-        "compiled-cross-entropy": "memplan.engine.losses.log_prob_kernels:saving_logits",
-        "megatron-cross-entropy": "memplan.engine.losses.log_prob_kernels:megatron_cross_entropy",
-        "megatron-fused": "memplan.engine.losses.log_prob_kernels:megatron_fused",
-        "megatron-log-probs": "memplan.engine.losses.log_prob_kernels:saving_logits_in_place",
-        "shared-softmax": "memplan.engine.losses.log_prob_kernels:shared_softmax",
-    }
-)
+LOGITS_PROGRAMS: Programs[Program] = Programs("logits")
 INSIDE = words_of(
     """cross-entropy shifted-cross-entropy foak-cross-entropy parallel-cross-entropy plain-cross-entropy
     compiled-cross-entropy megatron-cross-entropy unsloth-cross-entropy"""
 )
 """Losses that the model's own forward computes: its locals live meanwhile."""
 
-ENTROPIES: Programs[Callable[[Pass, Tensor, bool, bool], Tensor | None]] = Programs(
-    {
-        "rows": "memplan.engine.losses.log_prob_kernels:entropy_by_rows",
-        "kernel": "memplan.engine.losses.log_prob_kernels:entropy_in_kernel",
-        "softmax": "memplan.engine.losses.log_prob_kernels:entropy_by_softmax",
-        "compiled": "memplan.engine.losses.log_prob_kernels:entropy_compiled",
-        "clone": "memplan.engine.losses.log_prob_kernels:entropy_of_clone",
-        "copied": "memplan.engine.losses.log_prob_kernels:entropy_beside_a_copy",
-        "shared": "memplan.engine.losses.log_prob_kernels:entropy_of_softmax",
-    }
-)
+ENTROPIES: Programs[Callable[[Pass, Tensor, bool, bool], Tensor | None]] = Programs("entropies")
 
 
 def mean_loss(p: Pass, log_probabilities: Tensor) -> Tensor:

@@ -35,29 +35,7 @@ class Scored(NamedTuple):
 
 Program = Callable[[Pass, Tensor, Param, Scored], Tensor]
 
-FUSED_PROGRAMS: Programs[Program] = Programs(
-    {
-        "fused": "memplan.engine.losses.chunked_heads:trl_tiles",
-        "liger": "memplan.engine.losses.liger:liger",
-        "foak-chunks": "memplan.engine.losses.liger:foak_chunks",
-        "liger-preference": "memplan.engine.losses.liger:liger_preference",
-        "liger-policy": "memplan.engine.losses.liger:by_version",
-        "liger-policy-blocks": "memplan.engine.losses.liger:in_blocks",
-        "tiled": "memplan.engine.losses.tiled_logits:tiled_logits",
-        "cut-cross-entropy": "memplan.engine.losses.chunked_heads:cut_cross_entropy",
-        "chunked-log-probs": "memplan.engine.losses.chunked_heads:verl_chunks",
-        "chunked-nll": "memplan.engine.losses.chunked_heads:trl_nll_chunks",
-        "chunked-lm-head": "memplan.engine.losses.chunked_heads:litgpt_chunks",
-        "linear-chunks": "memplan.engine.losses.chunked_heads:torchtune_linear_chunks",
-        "output-chunks": "memplan.engine.losses.chunked_heads:torchtune_output_chunks",
-        "compiled-linear-chunks": "memplan.engine.losses.chunked_heads:torchtune_compiled_linear_chunks",
-        "compiled-output-chunks": "memplan.engine.losses.chunked_heads:torchtune_compiled_output_chunks",
-        "unsloth-chunks": "memplan.engine.losses.unsloth:chunks",
-        "compiled-unsloth-chunks": "memplan.engine.losses.unsloth:compiled_chunks",
-        "unsloth-log-probs": "memplan.engine.losses.unsloth:log_probs",
-        "compiled-unsloth-log-probs": "memplan.engine.losses.unsloth:compiled_log_probs",
-    }
-)
+FUSED_PROGRAMS: Programs[Program] = Programs("fused")
 """Heads that never make all of the logits."""
 CALLING = frozenset(
     {"tiled", "chunked-lm-head", "linear-chunks", "output-chunks", "compiled-linear-chunks", "compiled-output-chunks"}
