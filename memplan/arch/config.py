@@ -16,6 +16,7 @@ from typing import Literal
 from memplan.arch.quantised import OTHERS, TODAY, method_of, note_of, stored
 from memplan.errors import ModelError, UnknownArchitecture
 from memplan.tables.quantizations import Stored
+from memplan.tables.texts import texts_by_name
 from memplan.units import words_of
 
 Scalar = int | float | bool | str | None
@@ -212,27 +213,7 @@ def unknown_architecture(model_type: str, config: Config, why: str) -> UnknownAr
     )
 
 
-STRUCTURAL = {
-    "it has a part that is not a text decoder": words_of(
-        """vision_config audio_config text_config speech_config encoder decoder is_encoder_decoder add_cross_attention
-        cross_attention_layers"""
-    ),
-    "it has experts": words_of(
-        """num_experts num_local_experts n_routed_experts moe_num_experts moe_intermediate_size n_shared_experts
-        shared_expert_intermediate_size mlp_layer_types"""
-    ),
-    "its attention projects through low ranks": ("kv_lora_rank", "q_lora_rank"),
-    "some layers are not attention": words_of(
-        """state_size ssm_state_size mamba_d_state linear_num_value_heads linear_conv_kernel_dim conv_L_cache
-        layers_block_type hybrid_override_pattern"""
-    ),
-    "its layers differ in size": ("per_layer_config", "block_configs", "num_kv_shared_layers"),
-    "it has more parameters beside each linear module": words_of(
-        """attention_bias qkv_bias mlp_bias lm_head_bias use_qk_norm qk_norm qk_layernorm hidden_size_per_layer_input
-        word_embed_proj_dim"""
-    ),
-    "its logits or scores are capped": ("attn_logit_softcapping", "final_logit_softcapping"),
-}
+STRUCTURAL = {why: words_of(keys) for why, keys in texts_by_name(__file__).items()}
 """Why a config is refused, and the keys that say so when they hold anything but null, false, zero or nothing."""
 
 UNREAD = ("sliding_window", "use_sliding_window", "num_nextn_predict_layers")

@@ -18,29 +18,10 @@ from memplan.spec.lora import Lora
 from memplan.spec.reading import SHORTHANDS, JobInput, canonical_key, meant
 from memplan.spec.rollout import Rollout
 from memplan.tables.choices import ALIASES, ALLOCATOR_OPTIONS, CHOICES, ROLLOUT_OPTIONS, TRAINING_ONLY, rollout_option
+from memplan.tables.texts import texts_by_name
 from memplan.units import words_of
 
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Model": ("model", "revision", "total_params"),
-    "Training": words_of("method trainer trainer_version batch_size gradient_accumulation_steps global_batch_size"),
-    "Sequences": words_of(
-        "sequence_length completion_length token_budget logprob_token_budget padded lengths eval_batch_size"
-    ),
-    "Precision and optimizer": words_of(
-        """dtype precision autocast grad_dtype reduce_dtype optimizer optimizer_impl quantization load_in_4bit
-        load_in_8bit"""
-    ),
-    "Activations and loss": words_of(
-        """gradient_checkpointing recompute gradient_checkpointing_reentrant attention kernels loss_head logits_dtype
-        sft_term entropy pair_pass reference"""
-    ),
-    "GPUs": ("num_gpus", "gpus_per_node", "cluster", "sharding", "zero_stage", "gpu", "margin", "calibration"),
-    "Parallelism": words_of(
-        """tensor_parallel pipeline_parallel context_parallel expert_parallel expert_tensor_parallel sequence_parallel
-        virtual_pipeline"""
-    ),
-    "Sharding in detail": ("reshard_after_forward", "sync_each_batch", "gradient_as_bucket_view"),
-}
+SECTIONS = {title: words_of(keys) for title, keys in texts_by_name(__file__).items()}
 """Sections of the help; LoRA has its own, and a key that is named nowhere is under the last."""
 
 FLAGS = {

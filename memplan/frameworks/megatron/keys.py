@@ -15,30 +15,18 @@ _PARTS = parts_of(__file__)
 
 OF_PROCESS = ("world_size", "rank", "local_rank", "dist_url")
 """Options of a process that its launcher gives where that is none of torch's."""
-OF_MINDSPEED = words(
-    """stage tokenizer_name_or_path use_fused_rmsnorm use_fused_swiglu use_fused_rotary_pos_emb num_layer_list
-    reuse_fp32_param prompt_type is_instruction_dataset use_mc2 no_shared_storage multi_head_latent_attention
-    use_glm_rope enable_recompute_layers_per_pp_rank recompute_activation_function context_parallel_algo"""
-)
+OF_MINDSPEED = words(_PARTS["of-mindspeed"])
 """Arguments that MindSpeed-LLM adds."""
 SHAPE = words("num-layers hidden-size num-attention-heads seq-length micro-batch-size")
 """Arguments by which a program of any name is built on Megatron: ``nlp_pretrain.py`` of a project's own."""
-DEFAULTS: dict[str, Any] = settings_in(
-    """optimizer=adam tensor_model_parallel_size=1 pipeline_model_parallel_size=1 context_parallel_size=1
-    sequence_parallel=false expert_model_parallel_size=1 cross_entropy_loss_fusion=false
-    cross_entropy_fusion_impl=native use_distributed_optimizer=false make_vocab_size_divisible_by=128"""
-)
+DEFAULTS: dict[str, Any] = settings_in(_PARTS["defaults"])
 MASK = 2**26
 """Bytes of a data loader's mask from which on it is told: 64 MiB."""
 DEFAULTS_OF_EXPERTS: dict[str, Any] = settings_in(
     "moe_token_dispatcher_type=allgather moe_permute_fusion=false moe_grouped_gemm=false"
 )
 """The same, of a mixture of experts."""
-SIZES = pairs_of(
-    """tensor_model_parallel_size=tensor_parallel pipeline_model_parallel_size=pipeline_parallel
-    context_parallel_size=context_parallel expert_model_parallel_size=expert_parallel
-    expert_tensor_parallel_size=expert_tensor_parallel"""
-)
+SIZES = pairs_of(_PARTS["sizes"])
 FUSED_LINEARS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
@@ -50,12 +38,7 @@ NEGATIONS = pairs_of(
     """no_gradient_accumulation_fusion=gradient_accumulation_fusion no_bias_swiglu_fusion=bias_swiglu_fusion
     no_rope_fusion=apply_rope_fusion"""
 )
-OTHER_NAMES = pairs_of(
-    """recompute_num_layers decoder_first_pipeline_num_layers=num_layers_in_first_pipeline_stage
-    decoder_last_pipeline_num_layers=num_layers_in_last_pipeline_stage num_distributed_optimizer_instances
-    ddp_pad_buckets_for_high_nccl_busbw=pad_buckets_for_high_nccl_busbw
-    ddp_reduce_scatter_with_fp32_accumulation=reduce_scatter_with_fp32_accumulation"""
-)
+OTHER_NAMES = pairs_of(_PARTS["other-names"])
 DECIDES = by_word(
     {
         "model": """task spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern
@@ -91,11 +74,7 @@ OWN_LOSS = re.compile(r"(?:^|[_./])(dpo|ipo|kto|orpo|simpo|cpo|rm|reward|ppo|grp
 _IMAGES = ("vlm", "mllm", "multimodal", "mimo", "vision", "audio")
 
 
-_USUAL = words(
-    """pretrain posttrain finetune train sft dpo rl run main megatron core mcore legacy patch gpt gpt2 gpt3 llama llama2
-    llama3 qwen qwen1 qwen2 qwen3 mistral mixtral deepseek glm chatglm yi baichuan internlm falcon bloom starcoder gemma
-    moe llm lm model synthetic mamba hybrid t5 bert vlm"""
-)
+_USUAL = words(_PARTS["usual"])
 """Words in the names of Megatron-LM's programs and of those that train a family as they do."""
 
 

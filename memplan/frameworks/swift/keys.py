@@ -15,37 +15,15 @@ _PARTS = parts_of(__file__)
 
 NEWEST, THIRD, SECOND = "4.5", "3.12", "2.6"
 """Versions whose defaults are taken, by what a command's words are of."""
-SPELLINGS = {
-    name: tuple(old.split(","))
-    for name, old in pairs_of(
-        """tuner_type=train_type,sft_type model=model_id_or_path,model_cache_dir per_device_train_batch_size=batch_size
-        per_device_eval_batch_size=eval_batch_size target_modules=lora_target_modules target_regex=lora_target_regex
-        modules_to_save=lora_modules_to_save lora_dropout=lora_dropout_p lora_bias=lora_bias_trainable
-        quant_bits=quantization_bit torch_dtype=dtype use_liger_kernel=use_liger deepspeed=deepspeed_config_path
-        vit_gradient_checkpointing=vit_use_gc ref_model=ref_model_id_or_path reward_model=reward_model_id_or_path
-        teacher_model=teacher_model_name_or_path trainable_parameters=additional_trainable_parameters
-        split_dataset_ratio=dataset_test_ratio val_dataset=custom_val_dataset_path
-        max_completion_length=response_length,max_new_tokens"""
-    ).items()
-}
+SPELLINGS = {name: tuple(old.split(",")) for name, old in pairs_of(_PARTS["spellings"]).items()}
 """What ms-swift 4 calls an argument: its names before."""
-OF_SECOND = words(
-    """sft_type model_id_or_path lora_target_modules template_type custom_train_dataset_path quantization_bit
-    lora_dropout_p train_dataset_sample check_dataset_strategy batch_size tuner_backend_swift self_cognition_sample
-    dataset_test_ratio"""
-)
+OF_SECOND = words(_PARTS["of-second"])
 """Arguments that went with ms-swift 3."""
 MARKS = words("tuner_type train_type sft_type rlhf_type swift_version")
 """Arguments that tell a file of ms-swift's, beside a model."""
 MODELS = words("model model_type model_id_or_path load mcore_model ckpt_dir")
 
-DEFAULTS: dict[str, Any] = TRAINER | settings_in(
-    """per_device_train_batch_size=1 per_device_eval_batch_size=1 gradient_checkpointing=true tuner_type=lora
-    lora_rank=8 lora_alpha=32 lora_dropout=0.05 target_modules=["all-linear"] freeze_vit=true freeze_aligner=true
-    freeze_llm=false bnb_4bit_quant_type=nf4 bnb_4bit_use_double_quant=true torch_dtype=auto
-    gradient_accumulation_steps=null rlhf_type=dpo max_completion_length=512 galore_rank=128
-    galore_update_proj_gap=50 cpo_alpha=1.0 split_dataset_ratio=0.0"""
-)
+DEFAULTS: dict[str, Any] = TRAINER | settings_in(_PARTS["defaults"])
 """ms-swift 4."""
 _OF_THIRD = DEFAULTS | {"optim": OLD_TRAINER["optim"]}
 BY_VERSION: dict[str, dict[str, Any]] = {
@@ -69,11 +47,7 @@ ATTENTIONS = {
 }
 
 _BUCKETS = settings_in("allgather_partitions=true allgather_bucket_size=2e8 reduce_scatter=true reduce_bucket_size=2e8")
-_THIRD_STAGE = settings_in(
-    """sub_group_size=1e9 reduce_bucket_size=auto stage3_prefetch_bucket_size=auto
-    stage3_param_persistence_threshold=auto stage3_max_live_parameters=1e9
-    stage3_max_reuse_distance=1e9 stage3_gather_16bit_weights_on_model_save=true"""
-)
+_THIRD_STAGE = settings_in(_PARTS["third-stage"])
 
 
 def deepspeed_of(name: str, version: str) -> dict[str, Any] | None:

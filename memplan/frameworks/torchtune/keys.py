@@ -8,8 +8,10 @@ from typing import Any
 
 from memplan.arch.config import sizes
 from memplan.frameworks.files.documents import words
-from memplan.tables.texts import settings_in
+from memplan.tables.texts import parts_of, settings_in
 from memplan.units import by_word, pairs_of, words_of
+
+_PARTS = parts_of(__file__)
 
 COMPONENT = "._component_"
 """The key of what a section builds."""
@@ -37,20 +39,7 @@ MODELS: dict[str, str | dict[str, Any]] = {
     "phi3_mini": PHI3_MINI,
     "phi4_14b": PHI4_14B,
     **pairs_of(
-        """gemma_2b=google/gemma-2b gemma_7b=google/gemma-7b gemma2_2b=google/gemma-2-2b gemma2_9b=google/gemma-2-9b
-        gemma2_27b=google/gemma-2-27b llama2_7b=meta-llama/Llama-2-7b-hf llama2_13b=meta-llama/Llama-2-13b-hf
-        llama2_70b=meta-llama/Llama-2-70b-hf llama3_8b=meta-llama/Meta-Llama-3-8B
-        llama3_70b=meta-llama/Meta-Llama-3-70B llama3_1_8b=meta-llama/Llama-3.1-8B
-        llama3_1_70b=meta-llama/Llama-3.1-70B llama3_1_405b=meta-llama/Llama-3.1-405B
-        llama3_2_1b=meta-llama/Llama-3.2-1B llama3_2_3b=meta-llama/Llama-3.2-3B
-        llama3_3_70b=meta-llama/Llama-3.3-70B-Instruct llama3_2_vision_11b=meta-llama/Llama-3.2-11B-Vision-Instruct
-        llama3_2_vision_90b=meta-llama/Llama-3.2-90B-Vision-Instruct
-        llama4_scout_17b_16e=meta-llama/Llama-4-Scout-17B-16E-Instruct
-        llama4_maverick_17b_128e=meta-llama/Llama-4-Maverick-17B-128E-Instruct
-        mistral_reward_7b=mistralai/Mistral-7B-v0.1 llama2_reward_7b=meta-llama/Llama-2-7b-hf
-        code_llama2_7b=codellama/CodeLlama-7b-hf mistral_7b=mistralai/Mistral-7B-v0.1 qwen2_0_5b=Qwen/Qwen2.5-0.5B
-        qwen2_1_5b=Qwen/Qwen2.5-1.5B qwen2_7b=Qwen/Qwen2-7B smollm2_135m=HuggingFaceTB/SmolLM2-135M
-        smollm2_360m=HuggingFaceTB/SmolLM2-360M smollm2_1_7b=HuggingFaceTB/SmolLM2-1.7B"""
+        _PARTS["models"]
     ),
     **{f"qwen2_5_{size}": f"Qwen/Qwen2.5-{size.replace('_', '.').upper()}" for size in
        ("0_5b", "1_5b", "3b", "7b", "14b", "32b", "72b")},
@@ -75,27 +64,11 @@ METHOD_OF_LOSS = pairs_of(
     """loss.DPOLoss=dpo loss.RSOLoss=dpo loss.IPOLoss=ipo loss.SimPOLoss=simpo loss.PPOLoss=ppo GRPO=grpo KL=distill"""
 )
 """Part of a loss's name -> its method."""
-DISTRIBUTED_ONLY = words_of(
-    """custom_sharded_layers fsdp_cpu_offload fsdp_reshard_after_forward fsdp_sharding_strategy
-    memory_efficient_fsdp_wrap tensor_parallel_dim context_parallel_dim data_parallel_shard_dim
-    data_parallel_replicate_dim"""
-)
-DEFAULTS: dict[str, Any] = settings_in(
-    """dtype=bf16 batch_size=1 gradient_accumulation_steps=1 enable_activation_checkpointing=false
-    enable_activation_offloading=false optimizer_in_bwd=false fsdp_cpu_offload=false fsdp_reshard_after_forward=true
-    tensor_parallel_dim=1 context_parallel_dim=1 data_parallel_replicate_dim=1 compile=false"""
-)
+DISTRIBUTED_ONLY = words_of(_PARTS["distributed-only"])
+DEFAULTS: dict[str, Any] = settings_in(_PARTS["defaults"])
 SECTIONS = words_of(
     """checkpointer. metric_logger. profiler. lr_scheduler. tokenizer. dataset. dataset_val. tensor_parallel_plan.
     inference. generation."""
 )
 """Sections whose other keys memory does not feel."""
-HARMLESS = words(
-    """output_dir checkpointer ref_checkpointer teacher_checkpointer resume_from_checkpoint save_adapter_weights_only
-    seed shuffle epochs max_steps_per_epoch metric_logger log_every_n_steps log_peak_memory_stats log_level device
-    profiler lr_scheduler clip_grad_norm name keep_last_n_checkpoints save_every_n_steps save_every_n_epochs
-    enable_async_checkpointing cudnn_deterministic_mode activation_offloading_use_streams num_warmup_steps
-    context_parallel_rotate_method tensor_parallel_plan data_parallel_shard_dim max_grad_norm low_cpu_ram
-    checkpoint_dir tokenizer_dir model_dir base_dir exp_dir data_dir num_workers project run_name wandb
-    experiment_name run_id use_distributed_state_dict"""
-)
+HARMLESS = words(_PARTS["harmless"])

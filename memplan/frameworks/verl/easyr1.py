@@ -13,25 +13,16 @@ from typing import Any, NamedTuple
 from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.project.copies import in_copy
 from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
-from memplan.tables.texts import settings_in
+from memplan.tables.texts import parts_of, settings_in
 from memplan.units import pairs_of
+
+_PARTS = parts_of(__file__)
 
 OF_MODEL = pairs_of(
     """model_path=path enable_gradient_checkpointing trust_remote_code tokenizer_path lora.rank=lora_rank
     lora.alpha=lora_alpha lora.target_modules=target_modules lora.exclude_modules=exclude_modules"""
 )
-OF_ACTOR = pairs_of(
-    """global_batch_size=ppo_mini_batch_size micro_batch_size_per_device_for_update=ppo_micro_batch_size_per_gpu
-    ulysses_size=ulysses_sequence_parallel_size optim.strategy=optim.optimizer
-    fsdp.torch_dtype=fsdp_config.model_dtype fsdp.fsdp_size=fsdp_config.fsdp_size
-    fsdp.enable_full_shard=fsdp_config.reshard_after_forward
-    fsdp.enable_cpu_offload=fsdp_config.offload_params fsdp.use_orig_params=fsdp_config.use_orig_params
-    fsdp.mp_param_dtype=fsdp_config.mixed_precision.param_dtype
-    fsdp.mp_reduce_dtype=fsdp_config.mixed_precision.reduce_dtype offload.offload_params=fsdp_config.param_offload
-    offload.offload_optimizer=fsdp_config.optimizer_offload offload.param_offload=fsdp_config.param_offload
-    offload.optimizer_offload=fsdp_config.optimizer_offload use_kl_loss entropy_coeff strategy padding_free
-    use_torch_compile model.freeze_vision_tower=freeze_vision_tower"""
-)
+OF_ACTOR = pairs_of(_PARTS["of-actor"])
 OF_ROLLOUT = words(
     "name n temperature dtype gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs enforce_eager"
 )
@@ -58,12 +49,7 @@ NAMES = (
     }
 )
 """EasyR1's settings and verl's that they are."""
-DEFAULTS: dict[str, Any] = settings_in(
-    """algorithm.adv_estimator=grpo worker.actor.micro_batch_size_per_device_for_update=4
-    worker.actor.micro_batch_size_per_device_for_experience=16 worker.actor.model.lora.alpha=64
-    worker.actor.optim.strategy=adamw worker.actor.padding_free=true worker.rollout.gpu_memory_utilization=0.6
-    worker.rollout.tensor_parallel_size=2"""
-)
+DEFAULTS: dict[str, Any] = settings_in(_PARTS["defaults"])
 BEFORE = re.compile(
     r"worker\.(?:actor\.(?:use_kl_loss|kl_loss_\w+|entropy_coeff)|\w+\.offload\.(?:param|optimizer)_offload)"
 )
@@ -85,11 +71,7 @@ KEPT = words(
     """data.max_prompt_length data.max_response_length trainer.n_gpus_per_node trainer.nnodes trainer.val_only
     algorithm.adv_estimator"""
 )
-OF_CLASS = pairs_of(
-    """ActorConfig=worker.actor. ModelConfig=worker.actor.model. OptimConfig=worker.actor.optim.
-    FSDPConfig=worker.actor.fsdp. OffloadConfig=worker.actor.offload. RolloutConfig=worker.rollout.
-    AlgorithmConfig=algorithm. DataConfig=data."""
-)
+OF_CLASS = pairs_of(_PARTS["of-class"])
 """Where the fields of its classes of settings stand."""
 IN = words(
     "verl/workers/actor/config.py verl/workers/rollout/config.py verl/trainer/config.py verl/trainer/data_loader.py"
