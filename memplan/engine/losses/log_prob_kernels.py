@@ -175,7 +175,8 @@ def entropy_by_rows(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True
     count = min(MOST_CHUNKS, max(1, p.tokens // ROWS_AT_ONCE)) if gradient else max(1, p.tokens // ROWS_AT_ONCE)
     part, scored = Dim("128·V", logits.dim.elements // count), Dim("T/chunks", p.tokens // count)
     if not gradient:
-        parts = [tape.new(part, logits.itemsize, "entropy of 128 rows") for _ in range(3)]
+        itemsize = ops.FP32 if tape.autocast else logits.itemsize  # which autocast's log_softmax gives
+        parts = [tape.new(part, itemsize, "entropy of 128 rows") for _ in range(3)]
         del parts, flat  # ``logps``, its exp and their product die with each chunk (entropy_from_logits)
         return None
     entropies = []

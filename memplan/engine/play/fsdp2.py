@@ -133,6 +133,9 @@ class Fsdp2(Sharding):
         group.whole = []
 
     def _record(self, group: Group) -> None:
+        """Nothing of a root whose weights are all its units' (``if self._fsdp_param_group``)."""
+        if not group.sizes:
+            return
         group.forwards.append(len(self.order))
         self.order.append(group)
 
