@@ -82,6 +82,10 @@ BY_LEDGER = {
     "ranks-2043-019": "FSDP1 adds up the gradients of two forwards where each gathers anew in another dtype",
     "ranks-2043-022": "FSDP1 over three ranks, reduced in the dtype of the weights",
     "ranks-2043-039": "FSDP1 puts the first layer's gradient together at the end of each graph",
+    "unseen-2044-018": "hidden states are there in half precision until all are copied to fp32",
+    "ranks-2044-010": "a metric's entropies under autocast",
+    "ranks-2044-019": "FSDP2 wraps FalconMamba's mixers too, so that norms alone are gathered ahead",
+    "ranks-2044-024": "accelerate stores flat parameters in fp32 of which a bias trains",
     "ranks-2042-041": "FSDP2's last all-gather is gone when logits are copied for the log",
 }
 

@@ -59,6 +59,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "recompute_loss": {"method": "online-dpo", "trainer": "trl", "recompute_loss": True},
 }
 
+LOOPED = {"model": "qwen3-30b-a3b", "method": "sft", "trainer_version": "4.53", "lora": {"targets": ["q_proj"]}}
+LOOPED["trainer"] = "transformers"
+
 
 @pytest.mark.parametrize(
     ("keys", "said"),
@@ -72,6 +75,7 @@ REFUSED: dict[str, dict[str, Any]] = {
             "flash removes padding, of text or images",
         ),
         ({"attention": "flash", "precision": "fp32"}, "attention: flash has no kernels for fp32"),
+        (LOOPED, "experts ran one by one"),
     ],
 )
 def test_what_runs_no_such_code_is_refused(keys: dict[str, Any], said: str) -> None:

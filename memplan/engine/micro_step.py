@@ -53,7 +53,7 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
         flat=flat_mode(recipe),
         in_place=recipe.hardware.has_card,
         lacks_flash=recipe.hardware.lacks_flash,
-        loops_experts=_loops_experts(recipe),
+        loops_experts=loops_experts(recipe),
         saves_inputs=recipe.zero_stage == 3,
         orders_experts=recipe.trainer.name == "prime-rl" and recipe.model.family in ORDERED,
         repeats_keys=repeats_keys(recipe),
@@ -96,7 +96,7 @@ def _norms_cast(spec: ModelSpec) -> bool:
     return all(norm.casts for each in layers for norm in each.norms) and not any(each.experts for each in layers)
 
 
-def _loops_experts(recipe: Recipe) -> bool:
+def loops_experts(recipe: Recipe) -> bool:
     """Experts of transformers 4, where none of them trains."""
     adapter = recipe.adapter
     frozen = adapter is not None and not adapter.experts and not any("w1" in each for each in adapter.saved)

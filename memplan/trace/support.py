@@ -1,5 +1,6 @@
 """What can be traced: everything else is refused by name, before anything is built."""
 
+from memplan.engine.micro_step import loops_experts
 from memplan.errors import InvalidJob
 from memplan.spec.recipe import Recipe
 from memplan.units import words_of
@@ -32,6 +33,11 @@ def check(recipe: Recipe) -> None:
     if recipe.optimizer.row.name not in OPTIMIZERS:
         raise InvalidJob(f"optimizer: {recipe.optimizer.row.name} cannot be traced", "use " + ", ".join(OPTIMIZERS))
     _check_quantised(recipe)
+    if loops_experts(recipe):
+        raise InvalidJob(
+            f"trainer_version: before transformers 5, which is traced, {recipe.model.family}'s experts ran one by one",
+            "leave trainer_version out",
+        )
     _check_sft_term(recipe)
     if name != "pytorch" and recipe.provenance.sources.get("logits_dtype"):
         raise InvalidJob(f"logits_dtype: {name} decides it itself", "leave logits_dtype out")

@@ -43,6 +43,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
         ),
         rows * min(recipe.batch.completion_length, recipe.batch.sequence_length - 1),
         hidden_bytes=_hidden_states(recipe, recipe.numerics.itemsize, kept=recipe.checkpointing.layers and graph),
+        narrow=_converts(recipe, recipe.numerics.itemsize) and not (recipe.checkpointing.layers and graph),
         beside_logits=FP32 if code.stacked and graph else 0,
         pairs=recipe.method.pairs,
         reference_itemsize=recipe.numerics.itemsize if code.reads_reference and graph else 0,
@@ -140,6 +141,7 @@ def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
         loss._replace(keeps_outputs=False, fp32_outputs=False, sft_term=False, code=own),
         rows * min(recipe.batch.completion_length, recipe.batch.sequence_length - 1),
         hidden_bytes=_hidden_states(recipe, itemsize, kept=False),
+        narrow=_converts(recipe, itemsize),
         projected=projected,
         sliced=sliced,
         whole_itemsize=recipe.storage.precision.weights if gathers else 0,
@@ -155,13 +157,12 @@ def _hidden_states(recipe: Recipe, itemsize: int, kept: bool) -> int:
     """Bytes per token of all hidden states that the outputs hold beside what is kept anyway: the residual stream itself
     where no checkpoint keeps it, or copies in fp32 in its place where accelerate converts outputs; and of what a loss
     of the program's own makes of the last."""
-    layers, width = recipe.model.num_layers, recipe.model.hidden_size
-    return _of_layers(recipe, itemsize, kept, layers, width) + recipe.loss.code.own_hidden * width
+    own, states = recipe.loss.code.own_hidden * recipe.model.hidden_size, recipe.model.num_layers + 1
+    if not recipe.loss.code.hidden_states or (kept and not _converts(recipe, itemsize)):
+        return own
+    return own + states * recipe.model.hidden_size * (FP32 if _converts(recipe, itemsize) else itemsize)
 
 
-def _of_layers(recipe: Recipe, itemsize: int, kept: bool, layers: int, width: int) -> int:
-    if not recipe.loss.code.hidden_states:
-        return 0
-    if recipe.loss.fp32_outputs and itemsize < FP32:
-        return (layers + 1) * width * FP32
-    return 0 if kept else (layers + 1) * width * itemsize
+def _converts(recipe: Recipe, itemsize: int) -> bool:
+    """Whether accelerate copies hidden states to fp32 (utils/operations.py: ``convert_to_fp32``)."""
+    return recipe.loss.code.hidden_states and recipe.loss.fp32_outputs and itemsize < FP32

@@ -30,6 +30,8 @@ class Head(NamedTuple):
     scored_tokens: int = 0
     hidden_bytes: int = 0
     """Bytes per token of hidden states that the outputs hold besides, of all layers together."""
+    narrow: bool = False
+    """They are copies in fp32 of what the outputs hold until all are made, and nothing keeps anyway."""
     beside_logits: int = 0
     """Element size of the reference's logits, which stand beside the policy's and are concatenated with them."""
     pairs: bool = True

@@ -157,6 +157,10 @@ def _loss(
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.loss.to_fp32 else logits
     hidden_states = []
     if head.hidden_bytes:
+        if head.narrow and (itemsize := p.mode.residual_itemsize) < ops.FP32:
+            inputs.append(
+                tape.new(p.dim("h·L", head.hidden_bytes // ops.FP32), itemsize, "hidden states of the outputs")
+            )
         hidden_states.append(tape.new(p.dim("h·L", head.hidden_bytes), 1, "hidden states of the outputs"))
     inputs.clear()  # ``logits = logits.float()``: the model's own live on where ``logits`` or a node holds them
     logits = scores if head.code.frees_logits else logits

@@ -64,8 +64,9 @@ class Held(NamedTuple):
 
 def kept_itemsize(recipe: Recipe, weight: Weight) -> int:
     """Element size of a weight that is kept in another dtype than the rest; 0: it is not. DeepSpeed casts them all."""
-    if upcasts(recipe, weight):
-        return FP32
+    if upcasts(recipe, weight):  # of a unit that is never gathered, original parameters are views of the shard before
+        stays = weight.apart and not weight.trained and recipe.model.tower_idle and recipe.sharding.fsdp.use_orig_params
+        return FP32 + recipe.storage.precision.weights % FP32 * stays
     own = 0 if recipe.storage.precision.master else weight.itemsize
     numerics = recipe.numerics
     return own or (numerics.norm_itemsize if weight.norm else numerics.stack_itemsize if weight.of_experts else 0)

@@ -133,9 +133,6 @@ class Fsdp2(Sharding):
         group.whole = []
 
     def _record(self, group: Group) -> None:
-        """Nothing of a root whose weights are all its units' (``if self._fsdp_param_group``)."""
-        if not group.sizes:
-            return
         group.forwards.append(len(self.order))
         self.order.append(group)
 
@@ -226,7 +223,7 @@ class Fsdp2(Sharding):
         self._wait(group, forward=False)
         if group.forwards:
             ahead = group.forwards.pop() - 1
-            if ahead >= 0 and not (group is self.root and self.begun):
+            if ahead >= 0 and not self.rules.mixers_apart and not (group is self.root and self.begun):
                 self._unshard(self.order[ahead])
         self.begun = self.begun or group is self.root
 

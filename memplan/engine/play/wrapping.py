@@ -12,7 +12,7 @@ from typing import NamedTuple
 from memplan.engine.allocator.replay import DONE, ELSEWHERE
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens
 from memplan.engine.parallel.fsdp2.root import parts_of
-from memplan.engine.parallel.fsdp2.units import in_flat
+from memplan.engine.parallel.fsdp2.units import in_flat, upcasts
 from memplan.engine.parallel.sharding import held
 from memplan.engine.play.sharding import LAUNCHES
 from memplan.engine.play.tape import PlayTape
@@ -99,6 +99,7 @@ def _of_module(recipe: Recipe, weights: list[Weight]) -> Iterator[Loaded]:
 
 def _loaded(recipe: Recipe, weights: list[Weight]) -> Loaded:
     base, sizes, beside = recipe.quantised, list[int](), list[int]()
+    adapter, apart = recipe.adapter, recipe.sharding.fsdp.wraps_adapters
     stored = max(held(recipe).stored_itemsize(recipe, one) for one in weights)
     widened = 1
     for one in weights:
@@ -108,8 +109,9 @@ def _loaded(recipe: Recipe, weights: list[Weight]) -> Loaded:
                 sizes.append(first)
                 beside += rest
             continue
-        itemsize = recipe.numerics.itemsize if recipe.adapter is None else held(recipe).stored_itemsize(recipe, one)
-        widened = max(widened, stored // itemsize) if recipe.adapter is None else 1
+        later = recipe.adapter is None or (upcasts(recipe, one) and in_flat(one._replace(trained=True), apart, adapter))
+        itemsize = recipe.numerics.itemsize if later else held(recipe).stored_itemsize(recipe, one)
+        widened = max(widened, stored // itemsize) if later else widened
         sizes.append(one.elements * itemsize)
     buckets = _buckets(sizes)
     return Loaded(

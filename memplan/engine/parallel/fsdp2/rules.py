@@ -6,6 +6,9 @@ from memplan.engine.losses.heads import INSIDE
 from memplan.engine.parallel.fsdp2.units import reads_head, waits_for_reduction
 from memplan.spec.recipe import Recipe
 
+NAMING_MIXERS = frozenset(["mamba", "falcon_mamba"])
+"""Whose classes name block and mixer in ``_no_split_modules`` (transformers 5.24 modeling_falcon_mamba.py)."""
+
 
 class Rules(NamedTuple):
     """Of one job."""
@@ -42,6 +45,8 @@ class Rules(NamedTuple):
     adapter: int
     """Element size of stored adapters; 0 without any."""
     magnitude: int
+    mixers_apart: bool
+    """A layer's mixer is a unit within it, so that of a layer its norm alone is gathered ahead."""
 
     @property
     def leaves_behind(self) -> bool:
@@ -85,6 +90,7 @@ def rules_of(recipe: Recipe) -> Rules:
         sharding.name == "fsdp" and adapter is not None and fsdp.wraps_adapters,
         adapter.itemsize if adapter else 0,
         adapter.magnitude_itemsize if adapter else 0,
+        recipe.model.family in NAMING_MIXERS,
     )
 
 

@@ -6,13 +6,15 @@ Norm and head under FSDP2: whether they are a unit, and who gathers it."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import add
 
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
 from memplan.engine.parallel.fsdp2.frame import Unit
 from memplan.engine.parallel.tensor import of_rank
-from memplan.engine.tensors import Weight, layer_weights, marked
+from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
 from memplan.spec.lora import Adapter
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.tables.precisions import LOW, fits
 from memplan.units import ceil_div
@@ -126,14 +128,31 @@ def is_reached(weights: list[Weight], apart: bool, adapter: Adapter | None) -> b
     return any(in_flat(weight, apart, adapter) for weight in asked)
 
 
+@lru_cache(maxsize=64)
+def _beside_trained(spec: ModelSpec, adapter: Adapter | None, apart: bool) -> frozenset[tuple[str, str]]:
+    """Units and names of frozen weights whose flat parameter asks for a gradient; blocks of a tower are alike."""
+    trained = adapter is None
+    layers = [list(marked(layer_weights(run.layer, 1, trained, adapter), run.layer.frozen)) for run in spec.runs]
+    outside = [weight for weight in model_weights(spec, trained, adapter) if weight.unit != "layer"]
+    found = set[tuple[str, str]]()
+    for unit in (*layers, *([each for each in outside if each.apart is own] for own in (True, False))):
+        if any(in_flat(each._replace(trained=each.trained or each.idle), apart, adapter) for each in unit):
+            found |= {(each.unit, each.name) for each in unit if not each.trained}
+    return frozenset(found)
+
+
 def upcasts(recipe: Recipe, weight: Weight) -> bool:
     """Whether accelerate stores a trained weight in fp32 under FSDP's mixed precision (1.15 accelerator.py:
     ``prepare_model``, utils/fsdp_utils.py: ``fsdp2_prepare_model``), a copy that ``modules_to_save`` makes of one in
-    half precision too. Beside 4-bit weights of bitsandbytes its FSDP2 leaves them as they are."""
-    if not (weight.trained and recipe.sharding.fsdp.casts and gathers(recipe)):
+    half precision too. Beside 4-bit weights of bitsandbytes its FSDP2 leaves them as they are. A flat parameter is cast
+    whole."""
+    if not (recipe.sharding.fsdp.casts and gathers(recipe)):
         return False
-    base = recipe.quantised
-    return base is None or base.scheme.product != "bnb-4bit" or recipe.sharding.name == "fsdp"
+    base, flat = recipe.quantised, recipe.sharding.name == "fsdp"
+    if not weight.trained:
+        place, apart = (weight.unit, weight.name), recipe.sharding.fsdp.wraps_adapters
+        return flat and place in _beside_trained(recipe.model, recipe.adapter, apart)
+    return flat or base is None or base.scheme.product != "bnb-4bit"
 
 
 def casts(recipe: Recipe) -> bool:
