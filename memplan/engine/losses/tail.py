@@ -155,13 +155,10 @@ def _loss(
         tape.leave_autocast()
         tape.autocast = 0
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.loss.to_fp32 else logits
-    hidden_states = []
-    if head.hidden_bytes:
-        if head.narrow and (itemsize := p.mode.residual_itemsize) < ops.FP32:
-            inputs.append(
-                tape.new(p.dim("h·L", head.hidden_bytes // ops.FP32), itemsize, "hidden states of the outputs")
-            )
-        hidden_states.append(tape.new(p.dim("h·L", head.hidden_bytes), 1, "hidden states of the outputs"))
+    states = "hidden states of the outputs"
+    if head.narrow and p.mode.residual_itemsize < ops.FP32:
+        inputs.append(tape.new(p.dim("h·L", head.hidden_bytes // 2), 1, states))
+    hidden_states = [tape.new(p.dim("h·L", head.hidden_bytes), 1, states)] if head.hidden_bytes else []
     inputs.clear()  # ``logits = logits.float()``: the model's own live on where ``logits`` or a node holds them
     logits = scores if head.code.frees_logits else logits
     whole = [scores] if head.code.holds_logits else []
@@ -177,8 +174,7 @@ def _loss(
         del teacher  # ``shifted_teacher_logits`` (trl 1.16 experimental/gkd/gkd_trainer.py: compute_loss)
     else:
         loss = heads.score(p, scores, head, rows, hidden_states)
-    if head.program in heads.INSIDE:
-        loss = _balanced(p, spec, loss)
+    loss = _balanced(p, spec, loss) if head.program in heads.INSIDE else loss
     model_locals.clear()  # LlamaForCausalLM.forward returns, and ``hidden_states`` goes
     outputs: list[Tensor] = []
     if head.code.leaves_autocast:
