@@ -185,8 +185,8 @@ def layer_trace(
         if style == "plain"
         else _checkpoint(tape, frame, dim, itemsize, boundary if away is None else 0)
     )
-    if style == "checkpoint" and node is None:  # no graph holds the checkpoint, nor the checkpoint its input
-        saved, keeps_input = NOTHING, False
+    if node is None if style == "checkpoint" else style == "reentrant" and not input_needs_grad:
+        saved, keeps_input = NOTHING, False  # no graph holds the checkpoint, nor the checkpoint its input
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, NO_USES))
     if not to_the_end:
