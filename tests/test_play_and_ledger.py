@@ -113,6 +113,12 @@ JOBS: dict[str, dict[str, Any]] = {
         "lora": QV | {"modules_to_save": ["lm_head"]},
         "gradient_checkpointing": "none",
     },
+    "a trained copy of a tied head and the embedding have a gradient each in a flat one": {
+        "sharding": "fsdp",
+        "model": LLAMA | {"tie_word_embeddings": True},
+        "precision": "fp32",
+        "lora": QV | {"modules_to_save": ["lm_head"]},
+    },
     "what is scaled in the model's forward is let go of": {
         "model": LLAMA | {"model_type": "granite", "vocab_size": 1000},
         "sharding": "fsdp2",

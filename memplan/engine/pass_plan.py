@@ -41,6 +41,12 @@ class PassPlan(NamedTuple):
     nested: GradientMode | None = None
     """How gradients arrive in reentrant layers, where not as ``gradients`` says: an own backward leaves ``.grad``."""
 
+    @property
+    def ties_head(self) -> bool:
+        """Whether head and embedding are one weight: what PEFT copies to train (``modules_to_save``) is not."""
+        saved = self.mode.adapter.saved if self.mode.adapter else frozenset[str]()
+        return self.spec.head_is_tied and saved.isdisjoint(("embed_tokens", self.spec.head.name))
+
     def style_of(self, i: int) -> PassStyle:
         """The style of one layer, counted from 0."""
         part = self.style in ("checkpoint", "reentrant") and not self.mode.recompute.covers(i)

@@ -23,7 +23,7 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
     rows: list[tuple[str, str, str]] = []
     if (plan.mode.trained and "embed_tokens" not in spec.frozen) or saved:
         until = kept.last(ledger, plan.name) if kept.root else instant
-        tied = spec.head_is_tied and not saved
+        tied = plan.ties_head
         if consumer:
             until = instant if tied and not plan.mode.shared_casts else f"{consumer}.embedding-backward"
             until = f"{consumer}.loss-backward" if kept.views else until

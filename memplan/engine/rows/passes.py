@@ -190,7 +190,7 @@ class PassRows:
     def _enter_tail_gradients(self, born: str, kept: KeptGradients) -> None:
         """Gradients of head and final norm; a tied head's waits for the embedding's."""
         plan, tail = self.traced.plan, self.traced.tail
-        name, tied = plan.name, plan.spec.head_is_tied
+        name, tied = plan.name, plan.ties_head
         waits_cast = plan.mode.shared_casts == "second"
         head = (
             (plan.spec.head.parameters * plan.mode.numerics.autocast if waits_cast else tail.head_gradient)

@@ -216,6 +216,6 @@ def _while_it_runs_back(traced: TracedPass, parts: list[Part]) -> dict[str, Thin
         most = max(range(i, below, -1), key=lambda layer: layers[layer].total + saved[layer])
         held |= dict.fromkeys(instants, layers[i].things)
         held[instants[-1]] = layers[most].less(saved[i] - saved[most])
-    tied = traced.tail.head_gradient if traced.plan.spec.head_is_tied else 0
+    tied = traced.tail.head_gradient if traced.plan.ties_head else 0
     held[f"{name}.vision-backward"] = parts[TOWER].things
     return held | {f"{name}.embedding-backward": parts[EMBEDDING].less(tied)}
