@@ -15,18 +15,11 @@ from memplan.frameworks.common.fsdp_keys import LAUNCH, put_inner, read_fsdp
 from memplan.frameworks.files.documents import Document, Settings, words
 from memplan.frameworks.hugging_face.precision import settle
 from memplan.frameworks.project.shipped import open_config
+from memplan.tables.texts import parts_of
 
-HARMLESS = words(
-    """compute_environment debug use_cpu machine_rank main_process_ip main_process_port rdzv_backend same_network
-    main_training_function enable_cpu_affinity downcast_bf16 tpu_name tpu_zone tpu_use_cluster tpu_use_sudo
-    command_file commands tpu_vm tpu_env mpirun_config gpu_ids main_process_port num_cpu_threads_per_process role
-    rdzv_conf rdzv_endpoint max_restarts monitor_interval tee log_dir quiet module m no_python multi_gpu use_fsdp
-    use_deepspeed config_file env deepspeed_hostfile deepspeed_multinode_launcher deepspeed_exclusion_filter
-    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names zero3_init_flag
-    gradient_clipping offload_optimizer_nvme_path offload_param_nvme_path dynamo_mode dynamo_use_fullgraph
-    dynamo_use_dynamic dynamo_use_regional_compilation use_parallelism_config
-    seq_parallel_communication_data_type"""
-)
+_PARTS = parts_of(__file__)
+
+HARMLESS = words(_PARTS["harmless"])
 MARKS = ("distributed_type", "compute_environment", "main_training_function", "deepspeed_config", "num_processes")
 ZERO: dict[str, Any] = {"zero_stage": 2}
 """DeepSpeedPlugin's."""
@@ -192,12 +185,7 @@ ZERO_OPTIONS = words(
 )
 
 
-PLUGIN = words(
-    """zero_stage offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path
-    gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile
-    deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names
-    enable_msamp msamp_opt_level deepspeed_config_file use_deepspeed"""
-)
+PLUGIN = words(_PARTS["plugin"])
 """What ``accelerate launch`` takes of ``deepspeed_config`` (accelerate 1.15 commands/launch.py), and no more."""
 
 

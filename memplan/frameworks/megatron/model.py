@@ -9,7 +9,10 @@ from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.common.local_models import vocabulary_by_name
 from memplan.frameworks.files.documents import is_template
+from memplan.tables.texts import parts_of
 from memplan.units import ceil_div, words_of
+
+_PARTS = parts_of(__file__)
 
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "nulltokenizer": 32000}
 PATCHED = {"qwen2": 151643, "qwen2vl": 151643, "llama3": 128000, "llama": 32000, "deepseekv2": 100000}
@@ -20,16 +23,7 @@ _GROWN = re.compile(r"(?i)merged|exten[ds]|expan[ds]|chinese|korean|japan|jalm|\
 """In the path of a tokenizer that has more tokens than the one it was made of."""
 _LLAMA_2 = re.compile(r"(?i)llama-?_?2|llama(?!-?_?[34])|mi[sx]tral")
 """In the path of a tokenizer of 32,000 tokens."""
-SHAPE = words_of(
-    """num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels group_query_attention
-    max_position_embeddings position_embedding_type normalization swiglu untie_embeddings_and_output_weights
-    disable_bias_linear add_qkv_bias qk_layernorm vocab_size padded_vocab_size num_experts moe_router_topk
-    moe_ffn_hidden_size moe_intermediate_size moe_shared_expert_intermediate_size n_shared_experts moe_layer_freq
-    moe_shared_expert_gate first_k_dense_replace multi_latent_attention multi_head_latent_attention q_lora_rank
-    kv_lora_rank qk_head_dim qk_nope_head_dim qk_pos_emb_head_dim qk_rope_head_dim v_head_dim rotary_percent
-    use_rotary_position_embeddings squared_relu openai_gelu use_fused_rmsnorm use_fused_swiglu tokenizer_type
-    init_method_std norm_epsilon rotary_base"""
-)
+SHAPE = words_of(_PARTS["shape"])
 
 
 def config_of(keys: Keys) -> dict[str, Any]:

@@ -32,11 +32,7 @@ _SHARED: dict[str, Any] = settings_in(
 _GRPO: dict[str, Any] = _SHARED | settings_in(
     "deepspeed_stage=0 deepspeed_zpg=8 num_learners_per_node=1 load_ref_policy=true temperature=1.0 beta=0.05"
 )
-_THREAD: dict[str, Any] = _GRPO | settings_in(
-    """per_device_train_batch_size=1 max_prompt_token_length=256 response_length=53 local_rollout_batch_size=64
-    local_rollout_forward_batch_size=64 num_samples_per_prompt_rollout=1 reward_model_path=EleutherAI/pythia-160m
-    reward_model_multiplier=1.0 temperature=0.7"""
-)
+_THREAD: dict[str, Any] = _GRPO | settings_in(_PARTS["thread"])
 """@2025-08 grpo_vllm_thread_ray_gtrl.py, ppo_vllm_thread_ray_gtrl.py."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "finetune": _SHARED,
@@ -57,11 +53,7 @@ TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down
 STAGE_2, STAGE_3 = (f"ds_configs/stage{stage}_no_offloading_accelerate.conf" for stage in (2, 3))
 """configs/ds_configs: what scripts name, and a file of its own seldom stands beside."""
 
-MARKS = words(
-    """dataset_mix_dir dataset_mixer_list dataset_mixer_list_splits mixer_list keep_last_n_checkpoints
-    use_slow_tokenizer try_launch_beaker_eval_jobs do_not_randomize_output_dir with_tracking num_learners_per_node
-    oe_eval_tasks hf_metadata_dataset dpo_use_paged_optimizer use_qlora"""
-)
+MARKS = words(_PARTS["marks"])
 """With ``model_name_or_path``, a file of open-instruct's."""
 OLD_NAMES = pairs_of(
     """dpo_loss_type=loss_type dpo_beta=beta dpo_gamma_beta_ratio=gamma_beta_ratio

@@ -16,8 +16,10 @@ from memplan.frameworks.own_words.names import bound_images, with_values
 from memplan.frameworks.prime_rl.adapters import MODEL, TRAINER, read_adapters
 from memplan.frameworks.prime_rl.head import read_head
 from memplan.frameworks.prime_rl.source import form_of, of_document, trainings
-from memplan.tables.texts import settings_in
+from memplan.tables.texts import parts_of, settings_in
 from memplan.units import ceil_div, pairs_of
+
+_PARTS = parts_of(__file__)
 
 NEWER = (
     "orchestrator.algo", "orchestrator.train.source", "orchestrator.concurrency", "monitors", "trainer.monitors",
@@ -50,19 +52,9 @@ ENGINE = {
 LESS = ("sign_sgd", "lion", "adamw8bit", "adamw_8bit")
 """Optimizers that keep less than AdamW, of prime-rl (SignSGD, no state) and of its forks."""
 NOT_COUNTED = settings_in("vlm=lengths quantization=precision debug.num_layers=model fp8=precision", MODEL)
-HARMLESS = words(
-    """optim scheduler loss ckpt weights weight_broadcast rollout_transport log wandb monitor monitors
-    output_dir tokenizer max_steps gc trace_path memory_profiler_path dist_timeout_seconds heartbeat
-    metrics_server data env_vars run resume matmul_precision enable_token_export enable_router_replay bench
-    renderer val eval deployment async_level loss_mask max_async_level profile_path clean_output_dir clean slurm
-    max_concurrent_runs dry_run inference loss_impl"""
-)
+HARMLESS = words(_PARTS["harmless"])
 """Of ``trainer``: names of sections that memory does not feel beyond what is read of them above."""
-OF_MODEL = words(
-    """attn impl trust_remote_code load_using_meta conversion_dir ep_comm_backend deepep_num_sms moe_router_dtype
-    deepep_token_chunk_size cp_style moe_use_grouped_mm moe_fused_kernel index_cache freeze_moe_router debug ac compile
-    ac_offloading lora liger_kernel log_signature dp_replicate dp_shard ep tp"""
-)
+OF_MODEL = words(_PARTS["of-model"])
 
 
 def recognise(document: Document) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ from memplan.frameworks.megatron.model import SHAPE
 from memplan.frameworks.own_words.names import OTHERS, bound_images
 from memplan.frameworks.shell.reader import Word, options_of
 from memplan.frameworks.slime.program import started, starts
+from memplan.tables.texts import parts_of
+
+_PARTS = parts_of(__file__)
 
 PROGRAM = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 MARK = "actor_num_gpus_per_node"
@@ -49,13 +52,7 @@ OWN = re.compile(
 """Beginnings and names of slime's own arguments that memory does not feel, beside those that are read."""
 PADDED = 128
 """Tokens that a micro-batch is filled up to a multiple of, by default; more are worth telling."""
-HARMLESS = words(
-    """hf_checkpoint advantage_estimator gamma lambd seed tokenizer_path wandb_always_use_train_step train_env_vars
-    colocate offload offload_train offload_rollout num_gpus_per_node use_wandb use_tensorboard model_name
-    accumulate_allreduce_grads_in_fp32 attention_softmax_in_fp32 use_dynamic_batch_size max_tokens_per_gpu loss_type
-    use_kl_loss no_offload_train no_offload_rollout
-    entropy_coef log_probs_max_tokens_per_gpu log_probs_chunk_size num_steps_per_rollout"""
-)
+HARMLESS = words(_PARTS["harmless"])
 
 
 ESTIMATORS = words("grpo gspo cispo reinforce_plus_plus reinforce_plus_plus_baseline on_policy_distillation")

@@ -18,19 +18,11 @@ from memplan.frameworks.swift.images import read_images
 from memplan.frameworks.swift.keys import HARMLESS, NEWEST
 from memplan.frameworks.swift.methods import read_lengths, read_method, read_preference
 from memplan.frameworks.swift.tuning import read_quantisation, read_tower, read_tuning
-from memplan.tables.texts import settings_in
+from memplan.tables.texts import parts_of, settings_in
 
-DEFAULTS: dict[str, Any] = (
-    OF_MEGATRON
-    | DEFAULTS_OF_EXPERTS
-    | settings_in(
-        """micro_batch_size=1 global_batch_size=16 recompute_granularity=selective use_distributed_optimizer=true
-        cross_entropy_loss_fusion=true moe_token_dispatcher_type=alltoall moe_grouped_gemm=true
-        attention_backend=flash padding_free=true expert_tensor_parallel_size=1 tuner_type=full lora_rank=8
-        lora_alpha=32 lora_dropout=0.05 target_modules=["all-linear"] freeze_vit=true freeze_aligner=true rlhf_type=dpo
-        max_completion_length=512"""
-    )
-)
+_PARTS = parts_of(__file__)
+
+DEFAULTS: dict[str, Any] = OF_MEGATRON | DEFAULTS_OF_EXPERTS | settings_in(_PARTS["defaults"])
 """ms-swift 4."""
 OLD: dict[str, Any] = DEFAULTS | {"cross_entropy_loss_fusion": False}
 """ms-swift 3; its experts were grouped from 3.10 on."""
@@ -119,11 +111,5 @@ def _close(keys: Keys) -> None:
     keys.close(HARMLESS | TRAINER_HARMLESS | known | OWN)
 
 
-OWN = words(
-    """load_safetensors save_safetensors no_initialization bridge_backend merge_lora perform_initialization
-    vit_attn_impl async_save finetune save load data_sharding padding_free
-    moe_enable_deepep num_workers max_epochs no_load_optim no_load_rng language_model_only save_strategy
-    offload_bridge mcore_ref_model mcore_ref_adapter mlp_padding_free nccl_comm_warmup train_iters
-    vit_gradient_checkpointing_kwargs output_dir use_cpu_initialization"""
-)
+OWN = words(_PARTS["own"])
 """Megatron-SWIFT's own arguments that memory does not feel."""

@@ -13,8 +13,10 @@ from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.files.documents import Document, words
 from memplan.frameworks.torchtitan.older import own_flavor, today
 from memplan.frameworks.torchtitan.write import FLAVORS, FLOAT8, own_of, write
-from memplan.tables.texts import settings_in
+from memplan.tables.texts import parts_of, settings_in
 from memplan.units import ceil_div
+
+_PARTS = parts_of(__file__)
 
 PIPELINE = "pipeline_parallel_degree"
 GPUS = 8
@@ -23,20 +25,12 @@ TRAINING: dict[str, Any] = settings_in(
     """local_batch_size=8 global_batch_size=-1 seq_len=2048 dtype=float32 mixed_precision_param=bfloat16
     enable_cpu_offload=false"""
 )
-PARALLEL: dict[str, Any] = settings_in(
-    """data_parallel_replicate_degree=1 data_parallel_shard_degree=-1 fsdp_reshard_after_forward=default
-    tensor_parallel_degree=1 pipeline_parallel_degree=1 context_parallel_degree=1 expert_parallel_degree=1
-    expert_tensor_parallel_degree=1"""
-)
+PARALLEL: dict[str, Any] = settings_in(_PARTS["parallel"])
 DEBUG = {
     "llama3": {"model_type": "llama", "tie_word_embeddings": False}
     | sizes(vocab=2048, hidden=256, intermediate=768, layers=6, heads=16, kv_heads=16),
     "deepseek_v3": sizes(vocab=2048, hidden=256, intermediate=1024, layers=6, heads=16, kv_heads=16)
-    | settings_in(
-        """model_type=deepseek_v3 moe_intermediate_size=256 n_routed_experts=8 n_shared_experts=2 num_experts_per_tok=3
-        first_k_dense_replace=1 q_lora_rank=null kv_lora_rank=512 qk_nope_head_dim=128 qk_rope_head_dim=64
-        v_head_dim=128"""
-    ),
+    | settings_in(_PARTS["debug"]),
     "qwen3": sizes(vocab=2048, hidden=256, intermediate=3072, layers=8, heads=16, kv_heads=8, head_dim=128)
     | {"model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts": 64, "num_experts_per_tok": 8},
 }
