@@ -105,6 +105,14 @@ def test_only_what_a_trainer_can_is_moved(trainer: str, axes: set[str]) -> None:
     assert found & {"share", "sleep", "trainer_offload", "placement"} == axes
 
 
+def test_less_may_be_offloaded_where_the_nodes_memory_is_short() -> None:
+    given = as_input(rolling(VERL) | {"trainer_offload": ["parameters", "optimizer"]})
+    found = [
+        move.keys["trainer_offload"] for move in moves(given.job, resolve(given)) if move.axis == "trainer_offload"
+    ]
+    assert found == [(), ("optimizer",)]
+
+
 def test_jobs_that_generate_nothing_have_no_such_moves() -> None:
     for job in ({"model": "qwen2.5-0.5b", "gpu": "h100-80gb"}, rolling({**VERL, "trainer": "pytorch"})):
         given = as_input(job)

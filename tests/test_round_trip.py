@@ -108,7 +108,7 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({"model": "gemma-2-2b", "compile": True}, {"attention": "eager", "trainer": "pytorch"}, "compile: not modelled"),
     (
-        {"trainer": "slime", "num_gpus": 2, "megatron": {"use_precision_aware_optimizer": True}, "method": "grpo"},
+        {"trainer": "mindspeed", "num_gpus": 2, "megatron": {"use_precision_aware_optimizer": True}, "method": "dpo"},
         {"sharding": "ddp", "gpus_per_node": 8},
         "megatron.use_precision_aware_optimizer",
     ),

@@ -237,6 +237,7 @@ def test_a_swapped_reference_takes_no_room_of_its_own() -> None:
 
 def test_megatron_states_are_eighteen_bytes_a_parameter() -> None:
     recipe = recipe_of(trainer="slime", method="sft")
+    assert recipe_of(trainer="slime", method="sft", num_gpus=2).sharding.name == "distributed-optimizer"
     ledger = build_ledger(recipe)
     states = ledger.by_category(ledger.schedule[0])
     total = sum(states[kind] for kind in ("parameters", "gradients", "master_weights", "optimizer_states"))

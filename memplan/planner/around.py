@@ -164,7 +164,7 @@ class Around:
         if priced is not None:
             return priced
         priced = self.priced[key] = self.pricing.of(each.recipe)
-        if self.nearest is None or priced.bytes < self.nearest[1].bytes:
+        if self.nearest is None or _far(each, priced) < _far(*self.nearest):
             self.nearest = each, priced
         return priced
 
@@ -226,6 +226,11 @@ class Around:
             if leanest is None or (not self.floored(leanest) and self.price(leanest).fits):
                 return True
         return False
+
+
+def _far(each: Changed, priced: Priced) -> tuple[bool, tuple[Any, ...]]:
+    """From fitting: what is tight, on its card or its node, comes first, the cheapest of it."""
+    return (True, (priced.bytes,)) if priced.lacks else (False, each.cost)
 
 
 def names(chosen: Sequence[Move]) -> tuple[str, ...]:

@@ -124,6 +124,11 @@ class Priced(NamedTuple):
         return verdict.high_bytes if together and verdict else self.figures.device.high
 
     @property
+    def lacks(self) -> bool:
+        """It is not even tight, on the card or in the node's memory."""
+        return self.figures.verdict is None or self.figures.verdict.fits == "no"
+
+    @property
     def short(self) -> int:
         """Bytes that are missing on the card."""
         return self.figures.verdict.missing_bytes if self.figures.verdict else 0

@@ -69,10 +69,11 @@ def _beside(job: Job, recipe: Recipe, of: Generator, ranks: int) -> Iterator[Rol
         yield RolloutMove(SLEEP, words, {"rollout": {"sleep": str(level)}}, ranks)
     if row.can_offload and not of.away.whole:
         own = set(job.trainer_offload or ())
-        for names in (("optimizer",), ("parameters", "optimizer")):
-            if not set(names) <= own:
-                words = f"{' and '.join(names)} offloaded to CPU while it generates"
-                yield RolloutMove(AWAY, words, {"trainer_offload": tuple(sorted(own | set(names)))}, ranks)
+        for names in (set(), {"optimizer"}, {"optimizer", "parameters"}):
+            told = names if names < own else own | names  # less of it, where the nodes' memory is what is short
+            if told != own:
+                words = f"{' and '.join(sorted(told, reverse=True)) or 'nothing'} offloaded to CPU while it generates"
+                yield RolloutMove(AWAY, words, {"trainer_offload": tuple(sorted(told))}, ranks)
 
 
 def _shares(recipe: Recipe, of: Generator, ranks: int) -> Iterator[RolloutMove]:

@@ -24,7 +24,8 @@ def remedy(around: Around, each: Changed, priced: Priced, before: int) -> Remedy
         figures = peak(resolve(with_changes(around.given, changes)), search=True, play=False)
     assert figures.verdict is not None
     device = needed_of(figures.verdict)
-    if not priced.fits and device >= before:
+    plain = around.priced.get(())
+    if not priced.fits and device >= before and (priced.lacks or plain is None or not plain.lacks):
         return None
     return Remedy(
         title=title(around, each, priced),
