@@ -15,9 +15,10 @@ from memplan.cost import card, speed
 from memplan.cost.generation import Generating, generating
 from memplan.cost.rates import EXPECTED
 from memplan.engine.generation.figures import engine_figures
+from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.planner.generating import is_of_whole, not_apart, row_of, ways
-from memplan.planner.moves import moves
+from memplan.planner.moves import moves, space_of
 from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.splits import candidates
 from memplan.reporting import peak
@@ -103,6 +104,13 @@ def test_only_what_a_trainer_can_is_moved(trainer: str, axes: set[str]) -> None:
     given = as_input(rolling({**VERL, "trainer": trainer}, engine="vllm", gpu_memory_utilization=0.8))
     found = {move.axis for move in moves(given.job, resolve(given))}
     assert found & {"share", "sleep", "trainer_offload", "placement"} == axes
+
+
+def test_an_engine_that_always_sleeps_is_planned_asleep() -> None:
+    given = as_input(rolling({**VERL, "trainer": "nemo-rl"}))
+    assert {way.rollout.get("sleep") for way in ways(given.job, space_of(given.job, resolve(given)))} == {"1"}
+    with pytest.raises(InvalidJob, match="engine sleeps whenever"):
+        resolve(as_input(rolling({**VERL, "trainer": "nemo-rl"}, sleep="none")))
 
 
 def test_less_may_be_offloaded_where_the_nodes_memory_is_short() -> None:

@@ -184,7 +184,8 @@ def _ranks(asked: Rollout, space: Space, gpus: int) -> Sequence[Any]:
 def _beside(job: Job, asked: Rollout, row: Generation, engine: str, space: Space) -> Iterator[Way]:
     """On the trainer's cards: asleep while it trains where it can, what it can put on the host there or not."""
     level = row.asleep or row.sleep
-    levels = _given(asked, "sleep", [str(level), "none"] if level else [None])
+    own_levels = [str(level)] if row.always_sleeps else [str(level), "none"]
+    levels = _given(asked, "sleep", own_levels if level else [None])
     aways: Sequence[tuple[str, ...] | None] = [None]
     if job.trainer_offload is None and row.can_offload:
         aways = [(), ("optimizer",), ("parameters", "optimizer")]

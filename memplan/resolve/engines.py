@@ -28,6 +28,20 @@ def shares_weights(asked: Rollout, found: Recipe, separate: bool) -> bool:
     return shared
 
 
+def level_of(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> int:
+    """The level of sleep that is meant; shared weights stay whatever it is. Raises InvalidJob for none where there is
+    no such choice."""
+    if row.always_sleeps and asked.sleep == "none":
+        raise InvalidJob(
+            f"rollout.sleep: {row.trainer}'s engine sleeps whenever it shares the trainer's cards",
+            "leave rollout.sleep out, or use rollout.placement: separate",
+        )
+    level = row.sleep if asked.sleep is None else 0 if asked.sleep == "none" else int(asked.sleep)
+    if level and adapters and row.adapter_sleep:
+        return row.adapter_sleep
+    return level
+
+
 def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = False) -> None:
     """Raise InvalidJob for a version that is not modelled, and for degrees, formats or settings that it refuses."""
     if of.engine == "hf":

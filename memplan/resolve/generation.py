@@ -2,7 +2,7 @@
 
 from memplan.errors import InvalidJob
 from memplan.models import load_model
-from memplan.resolve.engines import away_of, check_engine, drafted, shares_weights, syncing
+from memplan.resolve.engines import away_of, check_engine, drafted, level_of, shares_weights, syncing
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import as_base
 from memplan.spec.generation import Generator, indivisible
@@ -141,7 +141,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     each = found.rows * found.batch.accumulation
     rows = ceil_div(each * (found.parallel.world // found.parallel.model) * ranks, gpus)
     adapters = row.adapters and found.adapter is not None
-    sleep = _level(asked, row, adapters, shared) if not separate else 0
+    sleep = level_of(asked, row, adapters, shared) if not separate else 0
     gpu = found.hardware.gpu
     card = Card(gpu.usable_bytes, gpu.memory_bytes, gpu.architecture) if gpu else Card(LARGE, LARGE, "")
     usual = defaults_of(row.engine, version, card, ranks)
@@ -267,14 +267,6 @@ def _share(asked: Rollout, row: Generation, default: float, separate: bool, shar
         return asked.mem_fraction_static or asked.gpu_memory_utilization or row.static or default
     own = UNSLOTH_SHARE if shared else row.separate_share if separate else row.share
     return asked.gpu_memory_utilization or own or default
-
-
-def _level(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> int:
-    """The level of sleep that is meant; shared weights stay whatever it is."""
-    level = row.sleep if asked.sleep is None else 0 if asked.sleep == "none" else int(asked.sleep)
-    if level and adapters and row.adapter_sleep:
-        return row.adapter_sleep
-    return level
 
 
 def _degrees(

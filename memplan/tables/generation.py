@@ -54,6 +54,8 @@ class Generation(NamedTuple):
     logprobs: str = "raw_logprobs"
     sleep: int = 0
     """Level where nobody says."""
+    always_sleeps: bool = False
+    """Colocated: nothing keeps it awake while the trainer trains."""
     asleep: int = 0
     """Level that a job means which says that it sleeps; 0: the level that it says."""
     levels: bool = False
