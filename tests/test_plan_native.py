@@ -21,8 +21,9 @@ from memplan.errors import InvalidJob
 from memplan.planner import plan
 from memplan.planner.candidates import accumulation_class
 from memplan.planner.degrees import LEAST_TOKENS, NATIVE, is_native
+from memplan.planner.moves import space_of
 from memplan.planner.planning import question
-from memplan.planner.space import CHECKPOINTING, layouts
+from memplan.planner.space import CHECKPOINTING, divided_sequences, layouts
 from memplan.planner.words import layout_name
 from memplan.reporting import peak
 from memplan.resolve import resolve
@@ -248,3 +249,10 @@ def test_the_best_plan_is_a_file_of_torchtitan_that_is_read_back(keys: dict[str,
 def test_a_pipelines_name_is_short() -> None:
     assert layout_name({"sharding": "fsdp2", "pipeline_parallel": 2, "reshard_after_forward": False}) == "FSDP2 PP 2"
     assert layout_name({"sharding": "fsdp2", "reshard_after_forward": False}) == "FSDP2 without resharding"
+
+
+@pytest.mark.parametrize(("trainer", "divides"), [("transformers", True), ("trl", True), ("llamafactory", False)])
+def test_accelerates_own_trainers_divide_long_sequences(trainer: str, divides: bool) -> None:
+    job = {"model": "llama-3.1-8b", "method": "sft", "trainer": trainer, "num_gpus": 8, "sequence_length": 131072}
+    given = read_job(job)
+    assert bool(divided_sequences(space_of(given.job, resolve(given)))) is divides
