@@ -108,10 +108,13 @@ def test_what_a_search_asks_first_is_below_the_peak(config: dict[str, Any], meth
 
 
 def test_reentrant_checkpoints_of_some_layers_are_refused_where_others_make_the_keys() -> None:
-    job = {"model": GEMMA, "method": "sft", "gradient_checkpointing_reentrant": True}
-    resolve(read_job({**job, "gradient_checkpointing": "full"}))
-    with pytest.raises(InvalidJob, match="refuses the second time"):
-        resolve(read_job({**job, "gradient_checkpointing": "every:2"}))
+    """Asked for, or forced by TRL on adapters under ZeRO-3."""
+    forced = {"trainer": "trl", "lora": {"r": 8}, "zero_stage": 3, "num_gpus": 2}
+    for keys in ({"gradient_checkpointing_reentrant": True}, forced):
+        job = {"model": GEMMA, "method": "sft", **keys}
+        resolve(read_job({**job, "gradient_checkpointing": "full"}))
+        with pytest.raises(InvalidJob, match="refuses the second time"):
+            resolve(read_job({**job, "gradient_checkpointing": "every:2"}))
 
 
 @pytest.mark.parametrize("style", ["plain", "checkpoint"])

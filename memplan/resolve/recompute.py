@@ -129,6 +129,9 @@ def _said(counts: Mapping[str, int], layers: int) -> str:
     return f"of {layers} layers {', '.join([*parts, *others])}"
 
 
+REPLAY = "use gradient_checkpointing_reentrant: false"
+
+
 def _reentrant(
     job: Job, trainer: Trainer, spec: ModelSpec, again: Recompute, checkpointing: bool, notes: Notes
 ) -> bool:
@@ -137,17 +140,18 @@ def _reentrant(
     able = checkpointing and spec.task == "causal" and not again.policy and not again.counts
     since = trainer.checkpointing.forced_from.get(job.method, "")
     third = job.lora is not None and "zero3" in (job.sharding, f"zero{job.zero_stage}")
-    if able and third and not given and since and _is_from(job, since):
-        return notes.fill(key, True, "trainer", f"{trainer.title} {since} forces it beside adapters under ZeRO-3")
-    if able and (given or (trainer.checkpointing.reentrant and not notes.is_given(key))):
+    forced = able and third and not given and bool(since) and _is_from(job, since)
+    if able and (given or forced or (trainer.checkpointing.reentrant and not notes.is_given(key))):
         rests = trainer.models.freezes_tower and job.lora is None and not notes.is_given("freeze")
-        _check_shared_states(spec, again, rests or tower_rests(spec))
+        _check_shared_states(spec, again, rests or tower_rests(spec), "use a sharding but zero3" if forced else REPLAY)
+    if forced:
+        return notes.fill(key, True, "trainer", f"{trainer.title} {since} forces it beside adapters under ZeRO-3")
     if notes.is_given(key) or not trainer.checkpointing.reentrant or not able:
         return notes.plain(key, given)
     return notes.fill(key, True, "trainer", f"transformers before 5 asks for it, beside this {trainer.title}")
 
 
-def _check_shared_states(spec: ModelSpec, again: Recompute, rests: bool) -> None:
+def _check_shared_states(spec: ModelSpec, again: Recompute, rests: bool, hint: str) -> None:
     """Raise InvalidJob where several layers read one tensor with a graph: each checkpoint's backward would run it.
     What a tower that ``rests`` makes has none. And where keys that a layer hands on lead back to a checkpoint, which
     holds what they are handed on in (its ``run_function``): no collector sees such a cycle through autograd's nodes
@@ -157,7 +161,7 @@ def _check_shared_states(spec: ModelSpec, again: Recompute, rests: bool) -> None
             f"gradient_checkpointing_reentrant: true cannot run {spec.family} with some of its layers checkpointed: "
             "each that reads keys of a layer that is not would run that one's backward, which torch refuses the second "
             "time",
-            "use gradient_checkpointing_reentrant: false, or gradient_checkpointing: full",
+            f"{hint}, or gradient_checkpointing: full",
         )
     covered = [again.covers(i) for i in range(spec.num_layers)]
     if any(
@@ -167,13 +171,13 @@ def _check_shared_states(spec: ModelSpec, again: Recompute, rests: bool) -> None
         raise InvalidJob(
             f"gradient_checkpointing_reentrant: true frees no step of {spec.family} with some of its layers "
             "checkpointed: keys of a layer that is not, and the checkpoints below it, hold each other for good",
-            "use gradient_checkpointing_reentrant: false, or gradient_checkpointing: full",
+            f"{hint}, or gradient_checkpointing: full",
         )
     if not rests and any(mixer.kind == "image-cross" for mixer in spec.mixers):
         raise InvalidJob(
             f"gradient_checkpointing_reentrant: true cannot run {spec.family} with images: each of its layers that "
             "attend to them would run the backward of its tower, which torch refuses the second time",
-            "use gradient_checkpointing_reentrant: false",
+            hint,
         )
 
 
