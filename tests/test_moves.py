@@ -79,6 +79,12 @@ def test_moves_of_the_layout() -> None:
         "tensor parallel 4": {"tensor_parallel": 4},
         "pipeline parallel 2": {"pipeline_parallel": 2},
     }
+    of_megatron: dict[str, Any] = {"num_gpus": 4, "trainer": "megatron", "sharding": "distributed-optimizer"}
+    for degrees in ({}, {"tensor_parallel": 2}):
+        found = around(**of_megatron, **degrees)
+        hosted = [keys for title, keys in found.items() if title.endswith("optimizer offloaded to CPU")]
+        assert hosted == [{"offload": ["optimizer"]}]
+    assert "offload" not in str(around(**of_megatron, offload=["optimizer"]).values())
 
 
 def updates(**keys: Any) -> dict[str, dict[str, Any]]:

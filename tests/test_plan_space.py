@@ -192,6 +192,11 @@ def test_layouts_of_one_gpu_of_a_node_and_of_two() -> None:
         *("zero2", "zero3", "fsdp2")
     }
     assert layouts(space(num_gpus=1)._replace(offload=True))[0] == {"sharding": "none", "offload": ["activations"]}
+    of_megatron = space(num_gpus=4, trainer="megatron", sharding="distributed-optimizer")
+    hosted = [{**keys, "offload": ["optimizer"]} for keys in layouts(of_megatron)]
+    assert layouts(of_megatron._replace(offload=True)) == hosted != []
+    alone = layouts(space(num_gpus=1, trainer="megatron")._replace(offload=True))
+    assert alone == [{"sharding": "distributed-optimizer", "offload": ["optimizer"]}]
 
 
 def test_a_trainer_without_liger_compiles() -> None:

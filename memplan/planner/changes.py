@@ -58,7 +58,8 @@ def _change(name: str, job: Job) -> Change | None:
         bare = job.trainer == "pytorch" and job.precision == "auto" and job.lora is None and dtype in HALF
         return Change(name, f"pure {dtype} (no fp32 weights)", ({"precision": dtype},)) if bare else None
     if name == "offload":
-        return None if job.offload else Change(name, "states or activations offloaded to CPU", ({},))
+        there = job.offload or job.megatron.optimizer_cpu_offload
+        return None if there else Change(name, "states or activations offloaded to CPU", ({},))
     if name == "8bit":
         optimizer = {"adamw": "adamw-8bit", "lion": "lion-8bit"}.get(job.optimizer)
         values = ({"optimizer": optimizer, "optimizer_impl": "auto"},)

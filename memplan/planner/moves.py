@@ -10,7 +10,7 @@ from memplan.planner import rollout_moves, tiers
 from memplan.planner.axes import values
 from memplan.planner.changes import LEAST_LENGTH, change
 from memplan.planner.model_moves import MODELS, OF_MODELS, model_moves, with_models
-from memplan.planner.space import HEADS, Space, batches, can_be_told, data_ranks, layouts, offloading
+from memplan.planner.space import HEADS, HOSTED, Space, batches, can_be_told, data_ranks, layouts, offloading
 from memplan.planner.wider_moves import cards, stored, twice_quantised
 from memplan.planner.words import layout_name
 from memplan.spec.job import Job
@@ -161,8 +161,9 @@ def _layouts(space: Space, recipe: Recipe) -> Iterator[Move]:
         if apart and not parallel and layout["sharding"] != recipe.sharding.name:
             made = made._replace(keys={"sharding": layout["sharding"], **made.keys}, title=layout_name(layout))
         yield made._replace(tier=tiers.DEGREES if apart else tiers.LITTLE)
-    if not parallel and not recipe.offloaded:
-        for layout in offloading(space):
+    away, of_megatron = recipe.offloaded or recipe.megatron.optimizer_cpu_offload, recipe.trainer.megatron
+    if not away and (of_megatron or not parallel):
+        for layout in [HOSTED] if of_megatron else offloading(space):
             if not can_be_told(space, layout):
                 continue
             yield _layout(space, recipe, layout, [])._replace(tier=tiers.HOST)

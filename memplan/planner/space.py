@@ -70,7 +70,10 @@ class Space(NamedTuple):
 
 
 def offloading(space: Space) -> list[Keys]:
-    """Layouts that keep something on the host: by DeepSpeed, which does on one GPU too, by FSDP, or saved tensors."""
+    """Layouts that keep something on the host: Megatron's optimizer where the job names a trainer on it; by DeepSpeed,
+    which does on one GPU too, by FSDP, or saved tensors."""
+    if trainer_of(space, {}).megatron:
+        return [{**keys, **HOSTED} for keys in megatron(space)] if space.gpus > 1 else [HOSTED]
     both = ["optimizer", "parameters"]
     found: list[Keys] = [
         {"sharding": "zero2", "offload": ["optimizer"]},
@@ -257,6 +260,8 @@ def _falls(layers: int, stages: int, mtp: int | None, wanted: int | None) -> Ite
 
 
 AROUND: Keys = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+HOSTED: Keys = {"sharding": "distributed-optimizer", "offload": ["optimizer"]}
+"""Megatron's optimizer on the host, which steps shares of it alone (resolve/megatron.py: megatron_settings)."""
 OVERLAPS: Keys = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 OF_VENDORS = {"mindspeed": ("huawei",)}
 """Trainers for the cards of one vendor, which has no other: MindSpeed-LLM runs on Ascend."""
