@@ -74,13 +74,8 @@ def offloading(space: Space) -> list[Keys]:
     which does on one GPU too, by FSDP, or saved tensors."""
     if trainer_of(space, {}).megatron:
         return [{**keys, **HOSTED} for keys in megatron(space)] if space.gpus > 1 else [HOSTED]
-    both = ["optimizer", "parameters"]
-    found: list[Keys] = [
-        {"sharding": "zero2", "offload": ["optimizer"]},
-        {"sharding": "zero3", "offload": ["optimizer"]},
-        {"sharding": "zero3", "offload": ["parameters"]},
-        {"sharding": "zero3", "offload": both},
-    ]
+    found: list[Keys] = [{"sharding": name, "offload": ["optimizer"]} for name in ("zero2", "zero3")]
+    found += [{"sharding": "zero3", "offload": away} for away in (["parameters"], ["optimizer", "parameters"])]
     if space.gpus == 1:
         return [*([{"sharding": "none", "offload": ["activations"]}] if offloads_activations(space) else []), *found]
     packs = space.job.quantization != "none" and trainer_of(space, {}).models.transformers_4
@@ -95,12 +90,8 @@ def offloads_activations(space: Space) -> bool:
 
 def layouts(space: Space) -> list[Keys]:
     """Every way to divide the GPUs, the plain ones first."""
-    found: list[Keys] = []
-    if space.offload:
-        found = offloading(space)
-    elif space.gpus == 1:
-        found.append({"sharding": "none"})
-    else:
+    found = offloading(space) if space.offload else [Keys(sharding="none")] if space.gpus == 1 else []
+    if not space.offload and space.gpus > 1:
         found += [{"sharding": name} for name in ("ddp", "zero0", "zero1", "zero2", "zero3")]
         found += [{"sharding": "fsdp2", "reshard_after_forward": again} for again in (True, False)]
         if space.gpus > space.per_node and space.gpus % space.per_node == 0:
