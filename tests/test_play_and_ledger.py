@@ -50,6 +50,24 @@ JOBS: dict[str, dict[str, Any]] = {
         "trainer": "trl",
         "lora": QV | {"modules_to_save": ["embed_tokens", "lm_head"]},
     },
+    "a layer's flat gradient is reduced when its first adapter has run back": {
+        "sharding": "fsdp",
+        "trainer": "trl",
+        "model": LLAMA | {"model_type": "qwen2"},
+        "lora": QV | {"bias": "lora_only"},
+        "reduce_dtype": "fp32",
+    },
+    "a flat gradient has zeros where no image comes": {
+        "sharding": "fsdp",
+        "precision": "bf16-amp",
+        "reduce_dtype": "fp32",
+        "lora": {"r": 8, "bias": "all"},
+        "model": {
+            "model_type": "qwen2_5_vl",
+            "text_config": LLAMA | {"model_type": "qwen2_5_vl_text", "vocab_size": 8000},
+            "vision_config": {"depth": 2, "hidden_size": 1024, "out_hidden_size": 8192},
+        },
+    },
     "the next unit is gathered in forward": {"sharding": "fsdp", "fsdp": {"forward_prefetch": True}},
     "nothing is gathered ahead when a reentrant checkpoint runs again": {
         "sharding": "fsdp",

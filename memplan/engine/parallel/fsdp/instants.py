@@ -142,7 +142,7 @@ class Halves:
                 most = max(most, opens.most + layer.saved.size + layer.boundary)
             held = self._held(most - alive.size - waiting, runs.things, waiting)
             yield instant.removeprefix(f"{self.name}."), held
-        fuller = below if below.most > runs.most else runs
+        fuller = max(runs, self.at("late-backward", i), below, key=lambda moment: moment.most)
         yield self.traced.end_of(i).removeprefix(f"{self.name}."), self._held(fuller.most, fuller.most_things)
 
     def _points(self, i: int, instant: str, size: int) -> list[tuple[Moment, int]]:

@@ -95,7 +95,8 @@ def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
             cast += elements // ranks * used if used != stored else 0
             widest = max(widest, elements // weight.copies * used if used != stored else 0)
             cast += elements // ranks * stored if offloads else 0
-        if flat and (weight.idle or _is_replaced(weight, adapter)):
+        rests = weight.unit == "vision" and recipe.model.tower_idle  # autograd fills its place, frozen or not
+        if flat and (weight.idle or rests or _is_replaced(weight, adapter)):
             zeros += exact * used
         if weight.trained or flat:
             used = max(used, compute) if how is not None else used  # gradients of float8 weights are as wide as theirs
