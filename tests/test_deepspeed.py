@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.build import build_ledger
-from memplan.engine.parallel.zero.buckets import buckets_of
 from memplan.engine.parallel.zero.coordinator import Limits, Module, Visit
 from memplan.engine.parallel.zero.flat_groups import (
     Group,
+    buckets_of,
     groups_of,
     owned,
     persistent,
@@ -175,8 +175,8 @@ def test_page_locked_blocks_are_powers_of_two(size: int, block: int) -> None:
 
 
 def test_a_bucket_of_one_tensor_is_not_copied() -> None:
-    assert buckets_of((600, 100, 100), 500) == (200, 600)
-    assert buckets_of((100, 600), 500) == (700, 700)
+    assert buckets_of((600, 100, 100), 500) == [(600, 1), (200, 2)]
+    assert buckets_of((100, 600), 500) == [(700, 2)]
 
 
 Modules = list[Module]

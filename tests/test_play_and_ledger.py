@@ -98,6 +98,16 @@ JOBS: dict[str, dict[str, Any]] = {
         }
         for name, size in (("zero1", 100_000_000), ("zero2", 1_000_000))
     },
+    **{
+        f"stage 0 steps on fp32 copies, {name}": {
+            "sharding": "zero0",
+            "model": LLAMA | {"num_hidden_layers": 14},
+            "precision": "auto",
+            "gradient_accumulation_steps": 2,
+            "deepspeed": {"ds_optimizer": flat, "communication_data_type": "fp32"},
+        }
+        for name, flat in (("each", False), ("flat", True))
+    },
     "gradients of a tied head are added before a bucket is copied": {
         "sharding": "zero2",
         "model": LLAMA | {"tie_word_embeddings": True},

@@ -23,10 +23,11 @@ from memplan.engine.play.pieces import FoldedTape
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.step import Player
 from memplan.engine.play.zero.hooks import Gathering, Zero, Zero3
+from memplan.engine.play.zero.whole import Whole
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 
-FOLDED = (Sharding, Ddp, Fsdp1, Fsdp2, Zero, Zero3, Gathering)
+FOLDED = (Sharding, Ddp, Fsdp1, Fsdp2, Zero, Zero3, Gathering, Whole)
 """Hooks that know a layer by its number in the pass, and hold nothing that depends on how many there are."""
 BEFORE, AFTER = 3, 3
 """Layers, rounded up to whole repeats, that are played before the repeat that stands for others, and behind the one

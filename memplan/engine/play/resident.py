@@ -42,6 +42,10 @@ class Resident:
                 continue
             elements = shard_elements([weight], shards, by_rows)
             self._hold(elements * holds.stored_itemsize(recipe, weight), weight.name, "parameters")
+        if recipe.zero_stage == 0:
+            from memplan.engine.play.zero.whole import masters
+
+            self.held += masters(recipe, tape, self.weights)
         self._buffers(recipe.model, recipe.numerics.itemsize)
         for model in recipe.others.residents:
             self._beside(recipe, model)

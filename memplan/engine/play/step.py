@@ -4,7 +4,10 @@ The first step decides where things lie: weights are there first, the optimizer'
 between gradients that are still alive. From the second step on all steps are alike."""
 
 from memplan.engine.micro_step import stages
+from memplan.engine.optimizer.states import Stepped
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank, stepped_by
+from memplan.engine.parallel.zero.flat_groups import groups_of
+from memplan.engine.parallel.zero.states import zero_tensors
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import TracedPass
 from memplan.engine.play.model import PassRun, play_back
@@ -34,6 +37,10 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
         from memplan.engine.play.ddp import Ddp
 
         return Ddp(recipe, tape, weights)
+    if recipe.zero_stage == 0:
+        from memplan.engine.play.zero.whole import Whole
+
+        return Whole(recipe, tape, weights)
     if recipe.zero_stage > 0:
         from memplan.engine.play.zero.hooks import Zero, Zero3
 
@@ -71,7 +78,7 @@ class Player:
         self.weights: dict[str, Weights] = {}
         self.beside: dict[str, Sharding] = {}
         self.sharding = self.tape.sharding = sharding_for(recipe, self.tape, self.resident.weights)
-        self.optimizer = Optimizer(recipe, self.tape, parts_of(recipe, self._stepped()))
+        self.optimizer = Optimizer(recipe, self.tape, self._stepped())
 
     def through(self, plan: PassPlan) -> PassPlan:
         """The pass as it is played."""
@@ -95,11 +102,12 @@ class Player:
             self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan)
         return self.beside[plan.name]
 
-    def _stepped(self) -> list[Weight]:
+    def _stepped(self) -> list[Stepped]:
         """What the optimizer is given: of flat parameters, the part that the fullest rank holds."""
-        if not flattens(self.recipe):
-            return self.resident.trained
-        return stepped_by(self.recipe, fullest_rank(self.recipe))
+        recipe, trained = self.recipe, self.resident.trained
+        if recipe.sharding.deepspeed.wrapper == "fused":
+            return [tensor for tensor, _ in zero_tensors(recipe, groups_of(recipe, trained))[0]]
+        return parts_of(recipe, stepped_by(recipe, fullest_rank(recipe)) if flattens(recipe) else trained)
 
     def new(self, elements: int, itemsize: int, label: str, category: str) -> Tensor:
         """A tensor outside the passes."""

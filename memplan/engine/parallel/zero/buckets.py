@@ -3,11 +3,11 @@ together for every stage.
 
 deepspeed 0.19 runtime/engine.py, runtime/bf16_optimizer.py. Run: tests/with_torch/test_deepspeed.py."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.zero.flat_groups import Group, groups_of, sizes_in_order
+from memplan.engine.parallel.zero.flat_groups import Group, buckets_of, groups_of, sizes_in_order
 from memplan.engine.parallel.zero.selective import enter_selected
 from memplan.engine.parallel.zero.stage3 import (
     Stage,
@@ -22,21 +22,6 @@ from memplan.engine.parallel.zero.states import weight_itemsize
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
-ENGINE_BUCKET = 500_000_000
-"""Elements of a bucket of the engine's own all-reduce (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
-
-
-def buckets_of(sizes: Iterable[int], most: int = ENGINE_BUCKET) -> tuple[int, int]:
-    """(elements of the largest bucket of several tensors, of any): a bucket closes once it holds more than ``most``."""
-    several = any_ = held = tensors = 0
-    for size in (*sizes, -1):
-        if size < 0 or held > most:
-            any_ = max(any_, held)
-            several = max(several, held if tensors > 1 else 0)
-            held = tensors = 0
-        held, tensors = held + size, tensors + 1
-    return several, any_
-
 
 def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: Sequence[Group], end: str) -> None:
     """Stage 0 and BF16_Optimizer: the engine reduces whole gradients at the last micro-step, bucket by bucket."""
@@ -44,7 +29,9 @@ def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: Sequence[Group]
     e = 4 if of_bf16 else weight_itemsize(recipe, groups[0])
     weights = tuple(weight for group in groups for weight in group.weights)
     sizes = tuple(group.flat for group in groups) if of_bf16 else sizes_in_order(weights)
-    several, whole = buckets_of(sizes)
+    buckets = buckets_of(sizes)
+    several = max((elements for elements, tensors in buckets if tensors > 1), default=0)
+    whole = max(buckets)[0]
     cast = zero.communication if zero.communication != e else 0
     ledger.add("copies of the bucket", "buffers", several * e + whole * cast, at=end).formula(
         "elements of the largest bucket × bytes, + × communication bytes where they differ", several, e, whole, cast

@@ -15,6 +15,8 @@ from memplan.units import ceil_div
 
 ALIGNMENT = 2
 """Elements to which each rank's part is aligned."""
+ENGINE_BUCKET = 500_000_000
+"""Elements of a bucket of the engine's own all-reduce (engine.py: MEMORY_OPT_ALLREDUCE_SIZE)."""
 
 
 class Group(NamedTuple):
@@ -69,6 +71,16 @@ def sizes_in_order(weights: tuple[Weight, ...]) -> tuple[int, ...]:
         run.append(weight)
     close()
     return tuple(sizes)
+
+
+def buckets_of(sizes: Iterable[int], most: int = ENGINE_BUCKET) -> list[tuple[int, int]]:
+    """(elements, tensors) of each bucket: it closes once it holds more than ``most``."""
+    found = [(0, 0)]
+    for size in sizes:
+        if found[-1][0] > most:
+            found.append((0, 0))
+        found[-1] = found[-1][0] + size, found[-1][1] + 1
+    return found
 
 
 @lru_cache(maxsize=256)

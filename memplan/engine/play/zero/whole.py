@@ -1,0 +1,67 @@
+"""Stage 0 on the play: the engine reduces whole gradients when the last backward of a step is through, and what wraps
+the optimizer steps on fp32 copies.
+
+deepspeed 0.19 runtime/engine.py (``allreduce_no_retain``, ``allreduce_bucket``), runtime/fp16/unfused_optimizer.py and
+fused_optimizer.py (``__init__``, ``step``), which bf16 has too (engine.py: ``_do_optimizer_sanity_check``)."""
+
+from collections.abc import Callable
+
+from memplan.engine.parallel.zero.flat_groups import buckets_of, groups_of
+from memplan.engine.parallel.zero.states import FP32, weight_itemsize
+from memplan.engine.play.sharding import Sharding
+from memplan.engine.play.tape import PlayTape
+from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.tags import Dim
+from memplan.engine.tensors import Weight
+from memplan.spec.recipe import Recipe
+
+
+class Whole(Sharding):
+    """The hooks of one engine."""
+
+    def __init__(self, recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> None:
+        self.tape, self.zero, self.late = tape, recipe.sharding.deepspeed, recipe.accumulates
+        self.groups = groups_of(recipe, weights)
+        self.itemsize = weight_itemsize(recipe, self.groups[0])
+        trained = [weight.elements for weight in weights if weight.trained]
+        self.buckets = buckets_of(trained) if recipe.several else []
+        self.wide = list[Tensor]()
+        """The fp32 gradients that are stepped on."""
+
+    def _new(self, elements: int, itemsize: int, label: str, category: str = "gradients") -> Tensor:
+        return self.tape.new(Dim("n", elements), itemsize, label, category=category)
+
+    def backward_ends(self) -> None:
+        """Buckets in the order of the model, each flattened unless one tensor fills it, and cast."""
+        cast = self.zero.communication if self.zero.communication != self.itemsize else 0
+        for elements, tensors in self.buckets if self.reduces else ():
+            flat = self._new(elements, self.itemsize * (tensors > 1), "flattened bucket", "buffers")
+            other = self._new(elements, cast, "cast bucket", "buffers")
+            del flat, other
+
+    def step(self, steps: Callable[[], None]) -> None:
+        """``unfused``: an fp32 gradient for each. ``fused``: a flat one for each group, whose others go then."""
+        for group in self.groups if self.zero.wrapper != "plain" else ():
+            each = [self._new(w.elements, FP32, "fp32 gradients") for w in group.weights for _ in range(w.copies)]
+            if self.zero.wrapper == "fused":
+                each = [self._new(group.elements, FP32, "flat fp32 gradients")] if len(each) > 1 else each
+                names = {weight.name for weight in group.weights}
+                for param in [param for param in self.tape.stored if param.name in names]:
+                    del self.tape.stored[param]
+            self.wide += each
+        steps()
+        self.wide.clear()
+
+
+def masters(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> list[Tensor]:
+    """``p.clone().float()`` of each, or of each group's flat buffer; and gradients of zeros, to make the states."""
+    held, unfused = list[Tensor](), recipe.sharding.deepspeed.wrapper == "unfused"
+    for group in groups_of(recipe, weights) if recipe.sharding.deepspeed.wrapper != "plain" else ():
+        sizes = [w.elements for w in group.weights for _ in range(w.copies)] if unfused else [group.elements]
+        for size in sizes:
+            clone = tape.new(Dim("n", size), weight_itemsize(recipe, group), "clones of weights", category="parameters")
+            held.append(tape.new(Dim("n", size), FP32, "fp32 master weights", category="master_weights"))
+            del clone
+    zeros = [tape.new(each.dim, FP32, "gradients of zeros", category="gradients") for each in held]
+    del zeros
+    return held
