@@ -14,6 +14,7 @@ from memplan.cost.rates import Device, Rates, flash_seconds, products_rate
 from memplan.cost.work import ModelWork, model_work
 from memplan.engine.generation.figures import engine_figures
 from memplan.engine.generation.kv import layout
+from memplan.engine.generation.weights import weights_bytes
 from memplan.engine.held_states import held_states
 from memplan.errors import InvalidJob
 from memplan.spec.generation import Generator
@@ -173,5 +174,5 @@ def _moved(recipe: Recipe, of: Generator, gpu: Gpu, device: Device, rates: Rates
     sent = of.model.params.total * of.syncing.itemsize / rate
     host = 2 * held_states(recipe).policy.gone(of.away) if any(of.away) else 0
     if of.sleep == 1:
-        host += 2 * engine_figures(of, gpu).weights
+        host += 2 * weights_bytes(of, gpu)
     return sent + host / device.bus

@@ -51,13 +51,14 @@ def together(matrices: Iterable[Tensors]) -> Tensors:
 
 def weights_bytes(of: Generator, gpu: Gpu | None = None) -> int:
     """Of one rank, of the fullest pipeline stage, on this card; with room for an adapter where it serves one."""
-    return _loaded(of._replace(share=0), gpu)
+    return _loaded(of._replace(share=0), gpu)[0]
 
 
-@lru_cache(maxsize=128)
-def _loaded(of: Generator, gpu: Gpu | None) -> int:
-    """Kept, since a search asks again for each share of the card."""
-    return loaded_bytes(*_loading(of, gpu))
+@lru_cache(maxsize=512)
+def _loaded(of: Generator, gpu: Gpu | None) -> tuple[int, int]:
+    """On the card, and of a copy on the host: kept, since a search asks again for each share of the card."""
+    tensors = _loading(of, gpu)
+    return loaded_bytes(*tensors), copied_bytes(*tensors)
 
 
 def least_bytes(of: Generator, gpu: Gpu | None = None) -> int:
@@ -77,7 +78,7 @@ def _in_nvfp4(of: Generator, gpu: Gpu | None, plain: frozenset[str]) -> int:
 
 def copy_bytes(of: Generator, gpu: Gpu | None = None) -> int:
     """Of the host, for the copy that this rank makes when it sleeps at level 1."""
-    return copied_bytes(*_loading(of, gpu))
+    return _loaded(of._replace(share=0), gpu)[1]
 
 
 def _loading(of: Generator, gpu: Gpu | None) -> tuple[Tensors, Loads]:
