@@ -99,6 +99,21 @@ JOBS: dict[str, dict[str, Any]] = {
         for name, size in (("zero1", 100_000_000), ("zero2", 1_000_000))
     },
     **{
+        f"{what} is flattened": {
+            "sharding": "zero2",
+            "num_gpus": ranks,
+            "model": LLAMA
+            | {"model_type": "mixtral", "num_local_experts": 8, "vocab_size": 8000, "num_hidden_layers": layers},
+            "precision": "auto",
+            "optimizer": "sgd",
+            "deepspeed": {"reduce_bucket_size": 20_000_000},
+        }
+        for what, ranks, layers in (
+            ("what a layer in between reduces", 4, 5),
+            ("a bucket with another rank's norm", 2, 3),
+        )
+    },
+    **{
         f"stage 0 steps on fp32 copies, {name}": {
             "sharding": "zero0",
             "model": LLAMA | {"num_hidden_layers": 14},

@@ -122,6 +122,7 @@ class _Play:
         engine: Partitions | Divided = Divided(StepEvents((), 0), recipe, {}, [], [])
         if recipe.zero_stage < 3:
             engine, touched = Partitions(StepEvents((), 0), recipe, places), [*places.touched.values()]
+            places.mixed = self._mixed(places)
         self.engine, e = engine, engine.itemsize
         if self.late and recipe.accumulates:
             engine.begin()
@@ -148,6 +149,16 @@ class _Play:
         }
         norms = max(elements * e + piece * FP64 for elements, piece in touched)
         return Held(found["", "begins", 0].things, parts, reduces, found["", "optimizer", 0].things, norms)
+
+    def _mixed(self, places: Places) -> frozenset[Place]:
+        """Of layers in more than one rank's part: a norm's gradient comes between those of linears that it feeds, and
+        lies behind all of them, or in a group of its own."""
+        every, found = iter(places.every), set[Place]()
+        for part in (part for parts in [*self.parts.values()][: 1 + self.joined] for part in parts):
+            own = [next(every) for _ in part]
+            if len({rank for place in own for rank, _ in places.slices[place]}) > 1:
+                found.update(own)
+        return frozenset(found)
 
     def _note(self, name: str, what: str, place: int = 0) -> None:
         self.notes.append((len(self.engine.tape.events), Key(0, name, what, place)))
@@ -214,8 +225,7 @@ def _while_it_runs_back(traced: TracedPass, parts: list[Part]) -> dict[str, Thin
     for i, below in pairwise((*traced.backward_layers, -1)):
         instants = [instant for instant, _ in traced.layer_instants(i)]
         most = max(range(i, below, -1), key=lambda layer: layers[layer].total + saved[layer])
-        held |= dict.fromkeys(instants, layers[i].things)
-        held[instants[-1]] = layers[most].less(saved[i] - saved[most])
+        held |= dict.fromkeys(instants, layers[most].less(saved[i] - saved[most]))
     tied = traced.tail.head_gradient if traced.plan.ties_head else 0
     held[f"{name}.vision-backward"] = parts[TOWER].things
     return held | {f"{name}.embedding-backward": parts[EMBEDDING].less(tied)}

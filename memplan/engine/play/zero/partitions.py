@@ -106,6 +106,8 @@ class Partitions(Engine):
             if sum(found[-1]) > self.zero.reduce_bucket_size:
                 found.append([])
             found[-1].append(sum(size for _, size in same))
+        if len(self.waiting) > 1 and not self.places.mixed.isdisjoint(place for place, _ in self.waiting):
+            found = [each if len(each) > 1 else [*each, 0] for each in found]
         return found
 
     def _settle(self, place: Place, grad: Handed | None) -> None:

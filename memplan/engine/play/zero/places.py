@@ -48,6 +48,8 @@ class Places:
         self.named = rank
         self.any_rank = False
         """Of all ranks, what the one that has most keeps."""
+        self.mixed = frozenset[Place]()
+        """Those that come between others of other ranks' parts, where nobody knows in which order gradients come."""
 
     def find(self, note: Note) -> Place:
         """The parameter of a note; those of one name and size take turns, from the last on."""
