@@ -123,6 +123,16 @@ JOBS: dict[str, dict[str, Any]] = {
         }
         for name, flat in (("each", False), ("flat", True))
     },
+    "a bucket is there from the first reentrant checkpoint of two forwards on": {
+        "sharding": "zero1",
+        "method": "cpo",
+        "pair_pass": "two-forward",
+        "precision": "auto",
+        "lora": QV,
+        "gradient_checkpointing_reentrant": True,
+        "sequence_length": 512,
+        "deepspeed": {"reduce_bucket_size": 100_000_000},
+    },
     "gradients of a tied head are added before a bucket is copied": {
         "sharding": "zero2",
         "model": LLAMA | {"tie_word_embeddings": True},

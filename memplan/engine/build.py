@@ -69,9 +69,11 @@ class Parts:
 
     @cached_property
     def backwards(self) -> tuple[str, ...]:
-        """The passes that run back, but for the first of two forwards that run back together."""
+        """The passes that run back, but for the first of two forwards that run back together, to whose gradients those
+        of the other come; a reentrant checkpoint's come by themselves, and DeepSpeed's hooks run."""
         names = tuple(traced.plan.name for traced, point in self.passes if point == "backward")
-        return names[-1:] if self.recipe.loss.pair_pass == "two-forward" else names
+        alone = self.recipe.checkpointing.reentrant and self.recipe.zero_stage > 0
+        return names[-1:] if self.recipe.loss.pair_pass == "two-forward" and not alone else names
 
     @cached_property
     def reductions(self) -> "dict[str, Held]":

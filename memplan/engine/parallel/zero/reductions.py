@@ -112,6 +112,7 @@ class _Play:
         self.groups = groups_of(recipe, [weight for model in every for weight in trained_of(*model)])
         self.takes, self.sees = takes_gradients(recipe), recipe.batch.images is not None
         self.late = recipe.zero_stage == 1 and (recipe.accumulates or not self.zero.overlap_comm)
+        self.together = self.joined or self.late or recipe.loss.pair_pass == "two-forward"
         self.notes, self.stored = list[tuple[int, Key]](), list[Place]()
         self.counted = dict.fromkeys(names, 0)
 
@@ -176,7 +177,7 @@ class _Play:
                     engine.put(place, self._gradient(place) if waits else None)
                 self.stored += () if self.takes else come
         self._note(name, "reduce")
-        if name == self.names[-1] or not (self.joined or self.late):
+        if name == self.names[-1] or not self.together:
             self._hand_over(name)
             engine.backward_ended(last=True)
         self._note(name, "reduced")
@@ -214,7 +215,8 @@ def enter_reductions(ledger: Ledger, engine: Held, traced: Sequence[TracedPass],
     for each in traced:
         name = each.plan.name
         held |= _while_it_runs_back(each, engine.parts[name])
-        held[f"{name}.reduce"], held[ledger.after(f"{name}.reduce")] = engine.reduces[name]
+        if f"{name}.reduce" in ledger.index:
+            held[f"{name}.reduce"], held[ledger.after(f"{name}.reduce")] = engine.reduces[name]
     enter_held(ledger, held | {step: engine.ends}, SAID)
 
 
