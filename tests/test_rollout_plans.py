@@ -386,11 +386,13 @@ def test_a_plan_knows_that_one_model_waits_on_the_host_while_the_other_trains() 
 
 
 def test_weights_that_no_node_holds_are_served_over_the_fewest_that_do() -> None:
-    """verl's recipe of DeepSeek-V3 generates over 32 cards too; a model that a node holds stays on one."""
+    """verl's recipe of DeepSeek-V3 generates over 32 cards too; one that crowds a node has more;
+    a model that a node holds with room to spare stays on one."""
     keys = {**VERL, "trainer": "verl-megatron", "model": "deepseek-v3", "num_gpus": 256}
     tensor = {
         model: {way.rollout["tensor_parallel"] for way in ways(asked.given.job, asked.space)}
-        for model in ("deepseek-v3", "qwen2.5-72b")
+        for model in ("deepseek-v3", "qwen3-235b-a22b", "qwen2.5-72b")
         for asked in [question(as_input({**keys, "model": model}))]
     }
-    assert tensor == {"deepseek-v3": {1, 2, 4, 8, 32}, "qwen2.5-72b": {1, 2, 4, 8}}
+    node = {1, 2, 4, 8}
+    assert tensor == {"deepseek-v3": node | {32}, "qwen3-235b-a22b": node | {16}, "qwen2.5-72b": node}

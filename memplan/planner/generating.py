@@ -31,6 +31,8 @@ MOST_TENSOR = 8
 DIVIDED_SHARE = 0.5
 HALF = 2
 """Bytes of a weight in 16 bits."""
+CROWDED = 2 / 3
+"""Of a node's room for an engine, taken by weights: a trainer beside it may have no place left."""
 SAME = 0.01
 """Times as near as that, as a share, count as equal."""
 NOTHING = Rollout.model_construct()
@@ -173,11 +175,13 @@ def _keys(**keys: Any) -> Keys:
 
 
 def _ranks(asked: Rollout, space: Space, gpus: int) -> Sequence[Any]:
-    """Those of a node, and of more nodes the fewest whose cards hold the weights in 16 bits where one node's do not."""
+    """Those of a node, and of more nodes the fewest whose cards hold the weights in 16 bits where one node's do not, or
+    have little left beside them (``CROWDED``)."""
     most, heads = min(MOST_TENSOR, space.per_node, gpus), max(space.spec.num_heads, 1)
     room = SHARES[-1] * find_gpu(space.job.gpu or "").usable_bytes
     over = (t for t in twos(gpus) if t > most and HALF * space.spec.params.total <= t * room)
-    found = [*twos(most), *islice(over, 1 if HALF * space.spec.params.total > most * room else 0)]
+    crowded = HALF * space.spec.params.total > most * room * CROWDED
+    found = [*twos(most), *islice(over, 1 if crowded else 0)]
     return _given(asked, "tensor_parallel", [t for t in found if heads % t == 0 and gpus % t == 0])
 
 
