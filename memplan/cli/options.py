@@ -217,8 +217,9 @@ def _merge(job: dict[str, Any], key: str, value: Any, said: str) -> None:
 
 
 def scalar(text: Any) -> Any:
-    """A value as it is written: JSON where it is JSON, else text; a flag as it is."""
+    """A value as it is written: JSON where it is JSON, [a, b] a list of words, else text; a flag as it is."""
     try:
         return text if isinstance(text, bool) else json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        words = isinstance(text, str) and text.startswith("[") and text.endswith("]")
+        return [word.strip() for word in text[1:-1].split(",")] if words else text

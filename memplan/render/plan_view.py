@@ -128,7 +128,7 @@ def _best(found: "Plans") -> Iterator[Block]:
     yield Heading("The first")
     yield definitions(
         [
-            ("step", f"{seconds:.2f} s, {best.speed.examples_per_second:,.1f} {unit}/s"),
+            ("step", f"{seconds:.2f} s, {_rate(best.speed.examples_per_second)} {unit}/s"),
             ("tokens/s", f"{low:,.0f} to {high:,.0f}"),
             ("cost", _cost(best)),
             ("time", ", ".join(parts)),
@@ -137,6 +137,11 @@ def _best(found: "Plans") -> Iterator[Block]:
             ("its job", "--output plan.yaml writes it for memplan estimate"),
         ]
     )
+
+
+def _rate(a_second: float) -> str:
+    """One decimal, and of less than one its first two digits."""
+    return f"{a_second:,.1f}" if a_second >= 1 else f"{a_second:.2g}"
 
 
 def _cost(plan: "Plan") -> str:

@@ -35,10 +35,10 @@ def check_method(job: Job, method: Method, trainer: Trainer) -> None:
         )
     if known.names and name not in known.names:
         since = f" {trainer.since}" if trainer.name in trainers_of(name) else ""
-        raise InvalidJob(
-            f"trainer: {trainer.title}{since} has no {name}: it trains {', '.join(known.names)}",
-            _use_another(job, trainer),
-        )
+        lacks = f"trainer: {trainer.title}{since} has no {name}"
+        if "method" not in job.model_fields_set:
+            lacks = f"method: none is given, and the default is {name}, which {trainer.title}{since} has not"
+        raise InvalidJob(f"{lacks}: it trains {', '.join(known.names)}", _use_another(job, trainer))
 
 
 def megatron_instead(job: Job, name: str) -> str:
@@ -51,9 +51,12 @@ def megatron_instead(job: Job, name: str) -> str:
 
 
 def _use_another(job: Job, trainer: Trainer) -> str:
-    """Another trainer that has the method and the job's way to be split, or a method that this one has."""
+    """Another trainer that has the method and the job's way to be split, or a method that this one has; that first
+    where no method is given."""
     own = [name for name in trainer.methods.names if name not in trainer.methods.later]
     ways = [_others(job, trainer), f"method: {' or '.join(own)}" if own else ""]
+    if own and "method" not in job.model_fields_set:
+        return f"add {ways[1]}"
     return ", or ".join(filter(None, ways))
 
 
