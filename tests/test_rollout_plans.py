@@ -85,6 +85,13 @@ def test_a_context_that_nobody_needs_is_the_first_to_go() -> None:
     assert {"rollout": {"max_model_len": 2048}} in advised(job)
 
 
+@pytest.mark.slow
+def test_an_engine_of_unsloths_is_told_to_run_the_policys_own_weights() -> None:
+    """A second copy of a 7B's weights has no room on 24 GB: fast_inference has none (unsloth_zoo's vllm_utils)."""
+    card = {**VERL, "trainer": "trl", "kernels": "unsloth", "gpu": "rtx-4090-24gb", "num_gpus": 1, "lora": {"r": 16}}
+    assert advised(rolling(card, engine="vllm"))[0] == {"rollout": {"shared_weights": True, "sleep": "1"}}
+
+
 def test_moves_of_one_mapping_join_and_one_key_is_moved_once() -> None:
     given = as_input(rolling(TRL, engine="vllm", gpu_memory_utilization=0.75))
     from memplan.planner.moves import compatible, together

@@ -15,7 +15,7 @@ from memplan.spec.recipe import Recipe
 from memplan.units import MiB, ceil_div, format_bytes
 
 SHARE, SLEEP, AWAY, ENGINE_RANKS, LONGEST = "share", "sleep", "trainer_offload", "engine ranks", "max_model_len"
-SCORING, BUCKET, PLACE = "logprob_token_budget", "bucket", "placement"
+SCORING, BUCKET, PLACE, SHARED = "logprob_token_budget", "bucket", "placement", "shared weights"
 UNORDERED = (SHARE, SLEEP, AWAY, ENGINE_RANKS, PLACE)
 """Axes of which any value may hold the least."""
 VALUES = 4
@@ -62,8 +62,11 @@ def _longest(of: Generator, ranks: int) -> Iterator[RolloutMove]:
 
 def _beside(job: Job, recipe: Recipe, of: Generator, ranks: int) -> Iterator[RolloutMove]:
     """What makes room on the trainer's cards: the engine sleeps, or frees weights too; the trainer is on the host."""
-    row = row_of(job)
-    level = row.asleep or row.sleep
+    row, asked, standby = row_of(job), job.rollout or NOTHING, job.kernels == "unsloth" and of.engine == "vllm"
+    if standby and asked.shared_weights is None:
+        words = "the engine runs the policy's own weights (Unsloth's fast_inference)"
+        yield RolloutMove(SHARED, words, {"rollout": {"shared_weights": True}}, ranks)
+    level = min(row.asleep or row.sleep, 1 if standby else 2)
     if level and level != of.sleep:
         words = f"engine sleep mode, level {level}"
         yield RolloutMove(SLEEP, words, {"rollout": {"sleep": str(level)}}, ranks)
