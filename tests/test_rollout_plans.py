@@ -88,7 +88,15 @@ def test_a_context_that_nobody_needs_is_the_first_to_go() -> None:
 @pytest.mark.slow
 def test_an_engine_of_unsloths_is_told_to_run_the_policys_own_weights() -> None:
     """A second copy of a 7B's weights has no room on 24 GB: fast_inference has none (unsloth_zoo's vllm_utils)."""
-    card = {**VERL, "trainer": "trl", "kernels": "unsloth", "gpu": "rtx-4090-24gb", "num_gpus": 1, "lora": {"r": 16}}
+    card = {
+        **VERL,
+        "trainer": "trl",
+        "kernels": "unsloth",
+        "gpu": "rtx-4090-24gb",
+        "num_gpus": 1,
+        "batch_size": 8,
+        "lora": {"r": 16},
+    }
     assert advised(rolling(card, engine="vllm"))[0] == {"rollout": {"shared_weights": True, "sleep": "1"}}
 
 
