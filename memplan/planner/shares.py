@@ -70,8 +70,9 @@ class Shares:
         return next(certain, next(iter(some), None))
 
     def every(self) -> int | None:
-        """The smallest that holds every sequence that could run at once."""
-        return next((each for each in HUNDREDTHS if self.starts(each) and self.holds(each)), None)
+        """The smallest that starts, as surely, and holds every sequence that could run at once."""
+        least = self.least() or HUNDREDTHS.stop
+        return next((each for each in HUNDREDTHS[least - HUNDREDTHS.start :] if self.holds(each)), None)
 
     def holds(self, hundredths: int) -> bool:
         """Whether no sequence waits for room."""
