@@ -8,7 +8,6 @@ from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.replay import Playing, StepEvents
 from memplan.engine.allocator.settings import settings_of
-from memplan.engine.tape.tags import KERNELS
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
 from memplan.tables.categories import stacked
@@ -50,7 +49,7 @@ def _sampled(recorded: StepEvents, recipe: Recipe, capacity: int | None, most: i
             category = recorded.tags[number].category
             alive[category] = alive.get(category, 0) + size
         done = at
-        held = {name: alive[name] for name in stacked(alive.keys() - {KERNELS}) if alive[name]}
+        held = {name: alive[name] for name in stacked(set(alive)) if alive[name]}
         instant = next((name for start, name in reversed(marks) if start <= at), "")
         yield Sample(at - recorded.start, instant, held, playing.allocator.peak_reserved)
         playing.allocator.reset_peaks()
@@ -59,8 +58,8 @@ def _sampled(recorded: StepEvents, recipe: Recipe, capacity: int | None, most: i
 def fullest(recorded: StepEvents, most: int) -> list[int]:
     """Positions behind which the last step is looked at, in order."""
     totals, total = [], 0
-    for number, size in recorded.events:
-        total += 0 if recorded.tags[number].category == KERNELS else size
+    for size in recorded.sizes:
+        total += size
         totals.append(total)
     start, end = recorded.start, len(totals)
     wide = max(1, -(-(end - start) // most))

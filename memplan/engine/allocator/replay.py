@@ -18,7 +18,7 @@ from typing import NamedTuple
 from memplan.engine.allocator.blocks import ADDRESSES, USED, Block, Pool, front, give_back
 from memplan.engine.allocator.caching import CachingAllocator
 from memplan.engine.allocator.settings import LARGE_SEGMENT_BYTES, SMALL_BYTES
-from memplan.engine.tape.tags import KERNELS, Tag
+from memplan.engine.tape.tags import Tag
 
 Kind = tuple[Pool, list[int], list[Block], int, int, float, float]
 """A pool with its free blocks, the bytes of a request, the least key that holds them, from where on a block is split,
@@ -131,8 +131,7 @@ class StepEvents(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The most bytes alive at once in the last step, as the ledger counts them: without what blocks leave over, and
-        without what kernels take within themselves."""
+        """The most bytes alive at once in the last step, as the ledger counts them: without what blocks leave over."""
         return self._peaks[1]
 
     @property
@@ -146,16 +145,11 @@ class StepEvents(NamedTuple):
         for events, tags, start, peaks in _COUNTED:
             if events is self.events and tags is self.tags and start == self.start:
                 return peaks
-        sizes, start = self._counted(), self.start
+        sizes, start = self.sizes, self.start
         before = sum(sizes[:start])
         most = max(accumulate(sizes[:start]), default=0), before + max(accumulate(sizes[start:]), default=-before)
         _COUNTED.append((self.events, self.tags, start, most))
         return most
-
-    def _counted(self) -> list[int]:
-        """The bytes of each event; nothing where they are a kernel's own."""
-        own = {number for number, tag in enumerate(self.tags) if tag.category == KERNELS}
-        return [0 if number in own else size for number, size in self.events] if own else [*map(_SIZE, self.events)]
 
 
 _COUNTED: deque[tuple[object, object, int, tuple[int, int]]] = deque(maxlen=2)

@@ -17,12 +17,12 @@ few heads at a time for flash attention's own kernel (ring_flash_attn 0.1.8 llam
 
 from typing import Any
 
-from memplan.engine.layers.attention.fused_kernel import fused_attention
+from memplan.engine.layers.attention.fused_kernel import fused_attention, within_backward
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.ops import FP32
-from memplan.engine.tape.tags import KERNELS, Dim
+from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Attention
 from memplan.units import ceil_div
@@ -158,10 +158,7 @@ def gathered_attention(p: Pass, q: Tensor, k: Tensor, v: Tensor, stats: Dim, out
     def backward(t: Any, grads: Any) -> Any:
         buffers = [t.new(everyone, itemsize, "keys and values of all ranks") for _ in range(3)]
         result = [t.gradient((dim, itemsize)) for dim in dims]
-        within = [t.new(stats, FP32, "attention's row sums", category=KERNELS)]
-        within.append(t.new(q.dim, FP32, "gradients of queries in fp32", category=KERNELS))
-        within += [t.new(every_head, itemsize, "gradients of keys of every head", category=KERNELS) for _ in range(2)]
-        within.clear()
+        within_backward(t, (q.dim, itemsize), stats, every_head)
         buffers.clear()
         return result
 

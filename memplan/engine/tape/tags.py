@@ -2,9 +2,6 @@
 
 from typing import NamedTuple
 
-KERNELS = "kernels"
-"""The category of what a kernel allocates within itself: the allocator serves it, but no trace and no row sees it."""
-
 
 class Dim(NamedTuple):
     """An extent: ``elements`` in all, and how a formula writes it, such as T·h."""

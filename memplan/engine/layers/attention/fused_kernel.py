@@ -3,7 +3,7 @@
 from memplan.engine.tape.chunked_ops import pad
 from memplan.engine.tape.graph import Grads, Tensor
 from memplan.engine.tape.ops import FP32
-from memplan.engine.tape.tags import KERNELS, Dim
+from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
 
@@ -32,22 +32,30 @@ def fused_attention(
 
     def backward(t: Tape, grads: Grads) -> Grads:
         made = [(t.gradient((dim, size)), needs) for dim, size, needs in sizes]  # all three, whoever asks
-        if t.plays_all and t.in_place:
-            _within(t, sizes[0][:2], statistics, grouped)
+        if t.in_place:
+            within_backward(t, sizes[0][:2], statistics, sizes[0][0] if grouped else None)
         return [grad if needs else None for grad, needs in made]
 
     node = tape.node((q, k, v), (q, k, v, result, lse, bias), backward)
     return Tensor(out, q.itemsize, result.storage, node)
 
 
-def _within(tape: Tape, q: tuple[Dim, int], statistics: Dim, grouped: bool) -> None:
+def within_backward(tape: Tape, q: tuple[Dim, int], statistics: Dim, every_head: Dim | None) -> None:
     """What the backward kernels take for themselves on a real device: a sum for each row, queries' gradients in fp32,
-    and those of keys and values for every query head (flash-attn 2.7 csrc/flash_attn/flash_api.cpp: mha_bwd, and the
-    like in aten/native/transformers/cuda/flash_attn; mem_eff_attention/kernel_backward.h: workspace_elements_gq)."""
-    sums = tape.new(statistics, FP32, "attention's row sums", category=KERNELS)
-    wide = tape.new(q[0], FP32, "gradients of queries in fp32", category=KERNELS)
-    every = [tape.new(*q, "gradients of keys of every head", category=KERNELS) for _ in range(2 * grouped)]
-    del sums, wide, every
+    their heads filled up to whole tiles, and those of keys and values for every query head where heads share them
+    (flash-attn 2.0 to 2.8 csrc/flash_attn/flash_api.cpp: mha_bwd, mha_varlen_bwd, and the like in
+    aten/native/transformers/cuda/flash_attn; mem_eff_attention/kernel_backward.h: workspace_elements_gq).
+
+    Not counted: rows up to a multiple of 128, of each sequence where they are packed."""
+    dim, itemsize = q
+    head = -(-dim.elements // statistics.elements)
+    tile = 32 if head <= 128 else 64
+    wide = dim._replace(elements=statistics.elements * -(-head // tile) * tile)
+    own = [tape.gradient((statistics, FP32), "attention's row sums")]
+    own.append(tape.gradient((wide, FP32), "gradients of queries in fp32"))
+    if every_head is not None:
+        own += [tape.gradient((every_head, itemsize), "gradients of keys of every head") for _ in range(2)]
+    own.clear()
 
 
 def aligned_bias(tape: Tape, queries: int, keys: int, itemsize: int) -> Tensor:
