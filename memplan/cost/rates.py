@@ -22,23 +22,19 @@ from memplan.cost.machines import GIGA, NO_CHIP, Cache, Chip, bus, cache_of, chi
 from memplan.spec.gpu import Gpu
 
 TERA = 10**12
+XLA = "openxla/xla (ROCm/xla@63ce298) xla/service/gpu/model/matmul_interpolator_data.h, sm_100: benchmarks/matmuls.py"
 MAMF = "stas00/ml-engineering@744d01e compute/accelerator/README.md: Maximum Achievable Matmul FLOPS, BF16"
 
 PRODUCTS: dict[str, float] = {
-    "8.0": 0.90,
-    "9.0": 0.865,
-    "10.0": 0.86,
-    "10.3": 0.915,
-    "gfx942": 0.61,
-    "gfx950": 0.69,
-    "gaudi2": 0.969,
-    "gaudi3": 0.741,
-}
+    "8.0": 0.9, "9.0": 0.865, "10.0": 0.77, "10.3": 0.82,
+    "gfx942": 0.61, "gfx950": 0.69, "gaudi2": 0.969, "gaudi3": 0.741,
+}  # fmt: skip
 """Share of the peak at which full waves of large tiles run in bf16, by architecture: the best shape of ``MAMF`` without
 what ``matmul`` charges that very shape for its last wave, its start and its write (A100 0.869 on 1024x10240x5120, H100
-0.803 on 2048x2048x13312, B200 0.776 on 1792x16128x3072, B300 0.786 on 12288x18432x1024; no such shape is known of
-Gaudi). openxla/xla's H100 table ends at the same 0.86. gfx942: the MI325X; the older MI300X row stops at 0.514 with an
-earlier ROCm."""
+0.803 on 2048x2048x13312; no such shape is known of Gaudi). openxla/xla's H100 table ends at the same 0.86; its products
+on a B200 (``XLA``) at 0.77, where the one best shape of ``MAMF`` says 0.86 (0.776 on 1792x16128x3072), so that a tenth
+less is taken of the B300's, too (0.786 on 12288x18432x1024: 0.915). gfx942: the MI325X; the older MI300X row stops at
+0.514 with an earlier ROCm."""
 OTHER_PRODUCTS = 0.85
 """Where nobody published one: the middle of NVIDIA's."""
 SUSTAINED: dict[str, float] = {"8.0": 0.925, "9.0": 0.84, "10.0": 0.84, "10.3": 0.84, "gfx942": 0.78}
@@ -67,9 +63,11 @@ AT_LIMIT = 0.85
 """Of these shares, from which down a card was measured at its power limit: it keeps that rate."""
 GEFORCE = 1.05
 """Of other GeForce cards: 4070 SUPER 76 of 71 TFLOP/s, 3080 Ti 76.5 of 68 (``TABLE``)."""
-FP8 = 1402.6 / 794.5
-"""Rate of products in FP8 against bf16's, both measured on an H100 SXM (ml-engineering@b9e2972, the same table); by
-specification 2. Taken of every card that has them."""
+FP8: dict[str, float] = {"10.0": 2785.5 / 1416.9, "10.3": 2.0}
+OTHER_FP8 = 1402.6 / 794.5
+"""Rate of products in FP8 against bf16's. B200: 4096x4096x4096 of ``XLA``. 10.3: by specification, where a GB300 has
+1.16 times a GB200's FP8 (3,286 and 2,830 TFLOP/s over 10,000 products, egmsft/AI-benchmarking-guide@3371c0c). Others:
+as measured on an H100 SXM (ml-engineering@b9e2972, the same table)."""
 UNITS: dict[str, int] = {
     "7.0": 80, "7.5": 40, "8.0": 108, "8.6": 84, "8.9": 142, "9.0": 132, "10.0": 148, "10.3": 160, "12.0": 170,
 }  # fmt: skip
@@ -171,6 +169,8 @@ class Device(NamedTuple):
     chip: Chip = NO_CHIP
     mesh: int = 0
     """Cards of a node that are joined two by two (``MESHES``)."""
+    eight: float = OTHER_FP8
+    """Times that products in FP8 are as fast."""
 
     def slower(self, times: float) -> "Device":
         """What it computes takes so many times as long; not what its memory does."""
@@ -257,6 +257,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         cache=cache_of(kind, units),
         chip=chip_of(kind),
         mesh=mesh_of(kind),
+        eight=FP8.get(kind.architecture, OTHER_FP8),
     )
 
 
@@ -286,7 +287,7 @@ def _unlike(one: Gpu, other: Gpu) -> bool:
 
 def products_rate(on: Device, rates: Rates, itemsize: int) -> float:
     """FLOP/s of large matmuls in a step, operands of so many bytes."""
-    speed = on.wide_products if itemsize > 2 else on.products * (FP8 if itemsize == 1 else 1.0)
+    speed = on.wide_products if itemsize > 2 else on.products * (on.eight if itemsize == 1 else 1.0)
     return speed * kept(on, rates)
 
 

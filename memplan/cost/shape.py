@@ -74,7 +74,7 @@ class Shape(NamedTuple):
     padded: bool
     native: bool
     """Attention's kernels are made for the card's architecture: Transformer Engine's, FlashAttention's from 3 on, and
-    cuDNN's, which SDPA prefers on Hopper and Blackwell from torch 2.10 on
+    cuDNN's, which SDPA prefers on Hopper and Blackwell from torch 2.11 on, whose cuDNN is beyond 9.15
     (pytorch@001f694 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: check_prefer_cudnn_attention)."""
     merged: bool
     """Products of one input are one."""
