@@ -53,7 +53,8 @@ def cards(given: JobInput, report: Report) -> tuple[Card, ...]:
     if recipe is None or recipe.hardware.gpu is not None or report.unclear:
         return ()
     base, rows, needed = _every_phase(report), [], _Needed(given, recipe)
-    held = {gpu.architecture: _device(report, gpu) for gpu in reversed(listed())}  # a workspace is its architecture's
+    first = {gpu.architecture: gpu for gpu in reversed(listed())}  # a workspace is its architecture's
+    held = {architecture: _device(report, gpu) for architecture, gpu in first.items()}
     for gpu in listed():
         device = held[gpu.architecture]
         verdict = judge(device if device else base, gpu, recipe.hardware.margin)

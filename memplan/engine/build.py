@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memplan.engine.critic import NAME as CRITIC
@@ -35,9 +36,12 @@ from memplan.engine.tensors import Weight, model_weights
 from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
+    from memplan.engine.parallel.zero.prefetch import Figures
     from memplan.engine.parallel.zero.reductions import Held
+    from memplan.engine.parallel.zero.stage3 import Orders
 
 STEP = "step.optimizer"
+REDUCTIONS, STAGE3 = "memplan.engine.parallel.zero.reductions", "memplan.engine.parallel.zero.stage3"
 
 
 class Parts:
@@ -82,7 +86,23 @@ class Parts:
 
         own = (CRITIC,) if _apart(self.recipe) else ()
         engines = [names for names in (own, tuple(name for name in self.backwards if name not in own)) if names]
-        return {names[-1]: found for names in engines if (found := reductions(self.recipe, names)) is not None}
+        found = ((names[-1], reductions(self.recipe, names, self.ranks_of_reductions)) for names in engines)
+        return {name: held for name, held in found if held}
+
+    @cached_property
+    def ranks_of_reductions(self) -> int:
+        """As many as their plays tell apart."""
+        return import_module(REDUCTIONS).ranks_told_apart(self.recipe)  # type: ignore[no-any-return]
+
+    @cached_property
+    def orders(self) -> "Orders":
+        """In which ZeRO-3's engines see modules run."""
+        return import_module(STAGE3).orders_of(self.recipe, self.passes, self.step_passes)  # type: ignore[no-any-return]
+
+    @cached_property
+    def gathered(self) -> "Figures":
+        """What each pass has gathered under ZeRO-3: alike for most numbers of ranks."""
+        return import_module(STAGE3).figures_of(self.recipe, self.orders)  # type: ignore[no-any-return]
 
     @cached_property
     def schedule(self) -> tuple[str, ...]:
@@ -176,15 +196,10 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
             from memplan.engine.parallel.zero.buckets import enter_zero
 
             enter_zero(ledger, parts.recipe, _stepped(parts), parts.backwards[-1])
-            _enter_reductions(ledger, parts)
         elif parts.recipe.zero_stage == 3:
             from memplan.engine.parallel.zero.stage3 import enter_lasting
 
             enter_lasting(ledger, parts.recipe, parts.weights)
-        if parts.recipe.zero_stage == 3:
-            from memplan.engine.parallel.zero.buckets import enter_whole_weights
-
-            enter_whole_weights(ledger, parts.recipe, parts.passes, parts.step_passes)
     else:
         enter_sharding(ledger, parts.recipe, _stepped(parts), list(parts.passes))
 
@@ -192,6 +207,8 @@ def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
 def _enter_reductions(ledger: Ledger, parts: Parts) -> None:
     """What ZeRO holds of gradients, of the policy's engine behind that of a critic that steps by itself."""
     zero = parts.recipe.sharding.deepspeed
+    if parts.recipe.zero_stage < 0 or parts.recipe.evaluating:
+        return
     if zero.wrapper not in ("zero", "zero3") or (zero.quantised_gradients and parts.recipe.several):
         return
     from memplan.engine.parallel.zero.reductions import enter_reductions
@@ -202,6 +219,14 @@ def _enter_reductions(ledger: Ledger, parts: Parts) -> None:
         traced = [each for each, point in parts.passes if point == "backward" and each.plan.name in engine.parts]
         enter_reductions(ledger, engine, traced, first, end)
         first = ledger.after(end)
+
+
+def _enter_gathered(ledger: Ledger, parts: Parts) -> None:
+    """Whole weights under ZeRO-3."""
+    if parts.recipe.zero_stage == 3 and (parts.recipe.several or parts.recipe.sharding.deepspeed.parameters):
+        from memplan.engine.parallel.zero.buckets import enter_whole_weights
+
+        enter_whole_weights(ledger, parts.recipe, parts.gathered, parts.passes, bool(parts.step_passes))
 
 
 def _enter_steps(ledger: Ledger, parts: Parts) -> None:
@@ -240,12 +265,13 @@ def _enter_surroundings(ledger: Ledger, parts: Parts) -> None:
         enter_kept_logits(ledger, parts.recipe)
 
 
+SHARDING = (_enter_sharding, _enter_reductions, _enter_gathered)  # the last two seldom read how many ranks there are
 SECTIONS: tuple[Callable[[Ledger, Parts], None], ...] = (
     _enter_states,
     _enter_gradients,
     _enter_passes,
     _enter_pipeline,
-    _enter_sharding,
+    *SHARDING,
     _enter_steps,
     _enter_others,
     _enter_surroundings,

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from memplan.engine.build import CALM, SECTIONS, Parts, _enter_sharding
+from memplan.engine.build import CALM, SECTIONS, SHARDING, Parts
 from memplan.engine.ledger import Ledger
 from memplan.engine.memo import MOST, PLAIN, Reading, Remembered, Values
 from memplan.engine.sums import Adding, Kind, Lasting, Sums, Totalled
@@ -98,10 +98,10 @@ class Remembering:
     def _name(self, recipe: Recipe) -> tuple[Any, ...]:
         return tuple([each if type(each) in PLAIN else VALUES.key(each) for each in self.asked(recipe)])
 
-    def without(self, recipe: Recipe, section: Section) -> Totalled:
-        """The sums of every section but one."""
+    def without(self, recipe: Recipe, sections: Sequence[Section]) -> Totalled:
+        """The sums of every section but these."""
         parts, pairs = self.of(recipe), zip(self.rows, self.sections, strict=True)
-        return Totalled([rows(parts.reading) for rows, of in pairs if of is not section], parts.schedule)
+        return Totalled([rows(parts.reading) for rows, of in pairs if of not in sections], parts.schedule)
 
     def states(self, recipe: Recipe) -> int:
         """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""
@@ -150,7 +150,7 @@ def totalled(recipe: Recipe) -> Totalled:
 
 def without_sharding(recipe: Recipe) -> Totalled:
     """The totals of a ledger but for what its sharding gathers and reduces, which is slow to come by."""
-    return ORDINARY.without(recipe, _enter_sharding)
+    return ORDINARY.without(recipe, SHARDING)
 
 
 def states_alone(recipe: Recipe) -> int:

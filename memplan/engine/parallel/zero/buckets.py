@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero.flat_groups import Group, buckets_of, groups_of, sizes_in_order
+from memplan.engine.parallel.zero.prefetch import Figures
 from memplan.engine.parallel.zero.selective import enter_selected
 from memplan.engine.parallel.zero.stage3 import (
     Stage,
@@ -15,7 +16,6 @@ from memplan.engine.parallel.zero.stage3 import (
     enter_gathered,
     enter_left,
     enter_zero3,
-    figures_of,
     left_by,
 )
 from memplan.engine.parallel.zero.states import weight_itemsize
@@ -55,14 +55,14 @@ def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str)
     enter_selected(ledger, recipe, weights, born)
 
 
-def enter_whole_weights(ledger: Ledger, recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage]) -> None:
-    """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too. ``before``: the
-    passes of the step that an evaluation comes after, whose order its engine knows."""
-    if not recipe.several and not recipe.sharding.deepspeed.parameters:
-        return
+def enter_whole_weights(
+    ledger: Ledger, recipe: Recipe, figures: Figures, passes: Sequence[Stage], follows: bool
+) -> None:
+    """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too. ``follows``: one
+    batch another, without a step between."""
     whole = {model.role for model in recipe.others.residents if not model.sharded}
-    figures, left = figures_of(recipe, passes, before), dict[str, int]()
-    for traced, point in passes if before else ():  # the batch before
+    left = dict[str, int]()
+    for traced, point in passes if follows else ():  # the batch before
         left[engine_of(recipe, traced.plan.name)] = left_by(figures, traced, point)
     for traced, point in passes:
         name = traced.plan.name

@@ -35,14 +35,14 @@ def decays(weight: Weight) -> bool:
     return not (weight.norm or weight.name.endswith("bias"))
 
 
-def groups_of(recipe: Recipe, weights: Iterable[Weight]) -> list[Group]:
-    """The groups of the trained among ``weights``, empty ones dropped."""
+def groups_of(recipe: Recipe, weights: Iterable[Weight], ranks: int = 0) -> list[Group]:
+    """The groups of the trained among ``weights``, empty ones dropped. ``ranks``: others than the recipe's."""
     trained = tuple(weight for weight in weights if weight.trained)
     if recipe.sharding.deepspeed.groups == 1:
         split = [trained]
     else:
         split = [tuple(w for w in trained if decays(w)), tuple(w for w in trained if not decays(w))]
-    return [_group(group, recipe.sharding.ranks) for group in split if group]
+    return [_group(group, ranks or recipe.sharding.ranks) for group in split if group]
 
 
 @lru_cache(maxsize=256)

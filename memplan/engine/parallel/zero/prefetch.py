@@ -65,7 +65,8 @@ def _played(passes: tuple[Pass, ...], after: tuple[Pass, ...], limits: Limits) -
 
 
 def _joined(both: list[Figures]) -> Figures:
-    return {key: figure.joined(both[-1][key]) for key, figure in both[0].items()}
+    first, last = both[0], both[-1]
+    return last if first == last else {key: figure.joined(last[key]) for key, figure in first.items()}
 
 
 def _run(coordinator: Coordinator, passes: tuple[Pass, ...]) -> Figures:

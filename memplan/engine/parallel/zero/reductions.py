@@ -100,8 +100,8 @@ def parts_of(spec: ModelSpec, adapter: Adapter | None) -> tuple[tuple[Weight, ..
 class _Play:
     """Passes ``names`` run back, in the last micro-step: halves of a pair by themselves, a critic with the policy."""
 
-    def __init__(self, recipe: Recipe, names: tuple[str, ...]) -> None:
-        self.names, self.zero, critic = names, recipe.sharding.deepspeed, recipe.others.critic
+    def __init__(self, recipe: Recipe, names: tuple[str, ...], ranks: int) -> None:
+        self.names, self.zero, critic, self.ranks = names, recipe.sharding.deepspeed, recipe.others.critic, ranks
         models = {name: (recipe.model, recipe.adapter) for name in names if name != CRITIC}
         every = list(models.values())[:1]
         if critic is not None and CRITIC in names:
@@ -109,7 +109,7 @@ class _Play:
             every.append(models[CRITIC])
         self.parts, self.joined = {name: parts_of(*model) for name, model in models.items()}, len(every) > 1
         self.weights = [weight for model in every for part in parts_of(*model) for weight in part]
-        self.groups = groups_of(recipe, [weight for model in every for weight in trained_of(*model)])
+        self.groups = groups_of(recipe, [weight for model in every for weight in trained_of(*model)], ranks)
         self.takes, self.sees = takes_gradients(recipe), recipe.batch.images is not None
         self.late = recipe.zero_stage == 1 and (recipe.accumulates or not self.zero.overlap_comm)
         self.together = self.joined or self.late or recipe.loss.pair_pass == "two-forward"
@@ -118,9 +118,9 @@ class _Play:
 
     def played(self, recipe: Recipe) -> Held:
         """What the engine comes to hold."""
-        places = Places(self.groups, [(None, weight) for weight in self.weights], recipe.sharding.ranks)
+        places = Places(self.groups, [(None, weight) for weight in self.weights], self.ranks)
         places.any_rank, touched = True, [(0, 0)]
-        engine: Partitions | Divided = Divided(StepEvents((), 0), recipe, {}, [], [])
+        engine: Partitions | Divided = Divided(StepEvents((), 0), recipe, {}, [], [], self.ranks)
         if recipe.zero_stage < 3:
             engine, touched = Partitions(StepEvents((), 0), recipe, places), [*places.touched.values()]
             places.mixed = self._mixed(places)
@@ -195,10 +195,19 @@ class _Play:
         return self.engine.new(place.elements * self.engine.itemsize, WAITING[1], WAITING[0])
 
 
+def ranks_told_apart(recipe: Recipe) -> int:
+    """As many as the recipe's; 1 of stage 3 where they divide every gradient, and nobody takes a part by itself."""
+    zero, ranks, critic = recipe.sharding.deepspeed, recipe.sharding.ranks, recipe.others.critic
+    if recipe.zero_stage < 3 or zero.optimizer or zero.communication != zero.accumulation:
+        return ranks
+    models = [(recipe.model, recipe.adapter)] + ([(critic.spec, critic.adapter)] if critic else [])
+    return ranks if any(weight.elements % ranks for of in models for weight in trained_of(*of)) else 1
+
+
 @uncollected()
-def reductions(recipe: Recipe, names: tuple[str, ...]) -> Held | None:
+def reductions(recipe: Recipe, names: tuple[str, ...], ranks: int) -> Held | None:
     """What the engine of these passes holds; None where nothing is trained."""
-    play = _Play(recipe, names)
+    play = _Play(recipe, names, ranks)
     return play.played(recipe) if play.groups else None
 
 

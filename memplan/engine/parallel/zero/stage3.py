@@ -106,17 +106,28 @@ def _model(traced: TracedPass, wraps: Adapter | None = None, reads: str = "") ->
     return Model(plan.spec, plan.mode.adapter or wraps, plan.mode.quantised, plan.mode.numerics.itemsize, reads)
 
 
-def figures_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage]) -> Figures:
-    """What each pass has gathered."""
-    found, own = Figures(), limits(recipe)
+Orders = dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]]
+"""By engine: the passes of the step, and those of an evaluation after it."""
+
+
+def orders_of(recipe: Recipe, passes: Sequence[Stage], before: Sequence[Stage]) -> Orders:
+    """In which each engine's modules run. ``before``: the passes of the step that an evaluation comes after, whose
+    order its engine knows."""
+    found = Orders()
     for engine in {engine_of(recipe, traced.plan.name): None for traced, _ in passes}:
         whose = (None, "") if engine else (recipe.adapter, recipe.model.head.name * reads_head(recipe))
         first, then = (
             passes_of([each for each in stages if engine_of(recipe, each[0].plan.name) == engine], *whose)
             for stages in (before, passes)
         )
-        found |= gathered(first or then, then if before else (), own)
+        found[engine] = first or then, then if before else ()
     return found
+
+
+def figures_of(recipe: Recipe, orders: Orders) -> Figures:
+    """What each pass has gathered."""
+    own = limits(recipe)
+    return {key: figure for order in orders.values() for key, figure in gathered(*order, own).items()}
 
 
 def passes_of(stages: Sequence[Stage], wraps: Adapter | None, reads: str = "") -> tuple[Pass, ...]:

@@ -36,15 +36,22 @@ class Divided(Engine):
     """The engine of one rank: all hold the same."""
 
     def __init__(
-        self, played: StepEvents, recipe: Recipe, models: dict[str, Modules], groups: list[SubGroup], small: list[int]
+        self,
+        played: StepEvents,
+        recipe: Recipe,
+        models: dict[str, Modules],
+        groups: list[SubGroup],
+        small: list[int],
+        ranks: int = 0,
     ) -> None:
+        """``ranks``: others than the recipe's."""
         super().__init__(played)
-        self.zero, self.ranks, self.several = recipe.sharding.deepspeed, recipe.sharding.ranks, recipe.several
+        self.zero, self.ranks, self.recipe = recipe.sharding.deepspeed, ranks or recipe.sharding.ranks, recipe
         self.itemsize, self.groups, self.small = recipe.numerics.itemsize, groups, small
         overlaps = self.zero.overlap_comm
         self.gathering, self.reducing = (GATHERING, REDUCING) if overlaps else (COMPUTING, COMPUTING)
         self.optimizers = [Optimizer(recipe, self.tape, [flat(group.elements, FP32)]) for group in groups]
-        self.limits, self.models = limits(recipe), models
+        self.models = models
         self.passes = deque(passes_of(notes_of(played)))
         self.wholes: dict[str, Whole] = {}
         self.current: Whole | None = None
@@ -78,11 +85,11 @@ class Divided(Engine):
         started, uses = self.passes.popleft()
         assert started == name
         self.current = None
-        if name not in self.models or not (self.several or self.zero.parameters):
+        if name not in self.models or not (self.recipe.several or self.zero.parameters):
             return
         if name not in self.wholes:
-            self.wholes[name] = Whole(self, self.limits, self.itemsize, self.gathering)
-            self.wholes[name].from_host = bool(self.zero.parameters) and self.several
+            self.wholes[name] = Whole(self, limits(self.recipe), self.itemsize, self.gathering)
+            self.wholes[name].from_host = bool(self.zero.parameters) and self.recipe.several
         self.current = self.wholes[name]
         self.current.begins(visits_of(self.models[name], uses))
         if not self.persistent:
