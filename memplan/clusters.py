@@ -9,12 +9,13 @@ from typing import Any
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.presets import presets_dir
 from memplan.spec.gpu import Cluster
-from memplan.yaml_lines import fields_of, read_yaml
 
 
 @lru_cache(maxsize=1)
 def load_clusters() -> Mapping[str, Cluster]:
     """Every cluster of the catalogue, by name."""
+    from memplan.yaml_lines import fields_of, read_yaml
+
     path = presets_dir() / "clusters.yaml"
     document = fields_of(read_yaml(path, "clusters"), path, "the file", ("clusters",))
     rows = [Cluster.model_validate(row.values) for row in document.rows("clusters", tuple(Cluster.model_fields))]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memplan.engine.generation.figures import Figures
-from memplan.spec.generation import Generator
 from memplan.units import attributes_of
+
+if TYPE_CHECKING:
+    from memplan.engine.generation.figures import Figures
+    from memplan.spec.generation import Generator
 
 
 @dataclass(slots=True, eq=False, repr=False)

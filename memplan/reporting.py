@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band, Play, Seek
-from memplan.engine.generation.figures import engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.ranks import trained_elements
 from memplan.engine.sums import Totalled
@@ -49,6 +48,8 @@ def _verdict(priced: list[Priced], recipe: Recipe, host: Host) -> Verdict | None
     doubt = bool(said.unclear or (known == "no" and said.bounded))
     of = recipe.generator
     if doubt and known == "no" and said.trains_alone and of is not None and of.engine != "hf":
+        from memplan.engine.generation.figures import engine_figures
+
         empty = engine_figures(of, recipe.hardware.gpu)  # no training makes room for one that this card does not start
         doubt = empty.starts or empty.may_start
     return replace(verdict, fits="unclear" if doubt or fullest.refused else known)
@@ -177,6 +178,8 @@ def _alone(recipe: Recipe) -> Engine | None:
     of, gpu = recipe.generator, recipe.hardware.gpu
     if not recipe.method.generates or of is None or gpu is None:
         return None
+    from memplan.engine.generation.figures import engine_figures
+
     return as_engine(of, engine_figures(of, gpu))
 
 

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.errors import InvalidJob, UsageError
-from memplan.gpus.spelling import hint_for, matches, refuse_others, shortened, words_of
 from memplan.presets import presets_dir
 from memplan.spec.gpu import Gpu
 from memplan.units import GiB, parse_size
@@ -94,8 +93,9 @@ def listed() -> list[Gpu]:
 @lru_cache(maxsize=64)
 def _named(text: str) -> Gpu | None:
     """The card, or part of one, that a name means. Raises InvalidJob where it means several, or one without a model."""
-    wanted = words_of(text)
-    found = matches(wanted, _rows())
+    from memplan.gpus.spelling import matches, refuse_others, words_of
+
+    found = matches(words_of(text), _rows())
     if not found:
         refuse_others(text, _rows())
         share = _VGPU.fullmatch("-".join(text.lower().split()))
@@ -110,8 +110,13 @@ def find_gpu(text: str) -> Gpu:
     """The card that ``text`` means: a preset, a short form of one, a size, or ``local``.
 
     Raises InvalidJob when nothing, or more than one card, is meant."""
-    if text in _rows():
-        return _preset(text)
+    return _preset(text) if text in _rows() else _meant(text)
+
+
+def _meant(text: str) -> Gpu:
+    """That of no preset's name."""
+    from memplan.gpus.spelling import hint_for, shortened, words_of
+
     if text.strip().lower() == LOCAL:
         from memplan.local_gpu import local_gpu
 
@@ -146,6 +151,8 @@ def _from_size(text: str) -> Gpu:
     """A card known by its memory alone: all bytes that the user wrote count as usable."""
     try:
         if len(text) > _LONGEST:
+            from memplan.gpus.spelling import shortened
+
             raise UsageError(f"not a size: {shortened(text)!r}")
         size = parse_size(text)
     except UsageError as error:

@@ -3,12 +3,11 @@
 What a trainer holds of the card between its passes, by what it has put on the host."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.allocator.reserved import SEGMENT_BYTES, Band
 from memplan.engine.at_hand import PASSES, away_in, gone_in, pass_of
 from memplan.engine.critic_engine import parted
-from memplan.engine.generation.figures import Figures
 from memplan.engine.held_states import Held, away_in_sync, held_states
 from memplan.engine.ledger import Ledger
 from memplan.engine.phases.registry import between_steps
@@ -18,6 +17,9 @@ from memplan.meters import Totals
 from memplan.spec.generation import Away, Generator
 from memplan.spec.recipe import Recipe
 from memplan.units import round_up
+
+if TYPE_CHECKING:
+    from memplan.engine.generation.figures import Figures  # of an engine that most jobs never load
 
 
 class Holding(NamedTuple):
@@ -116,7 +118,7 @@ class Scene(NamedTuple):
     recipe: Recipe
     ledger: Ledger | Totalled
     held: Holding
-    figures: Figures | None
+    figures: "Figures | None"
     """The engine's, where it stands on this card."""
     outside: Band
     meters: Totals
@@ -125,7 +127,7 @@ class Scene(NamedTuple):
     by_policy: int = 0
     """What transformers' generate adds."""
 
-    scorer: Figures | None = None
+    scorer: "Figures | None" = None
     """A reward model's own engine."""
 
     @property

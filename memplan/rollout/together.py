@@ -7,11 +7,9 @@ time, the logits that are sampled, and under sharding what is gathered for it: t
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.generation.cells import cells_of
-from memplan.engine.generation.figures import Figures, engine_figures
 from memplan.engine.ledger import Ledger
 from memplan.engine.overhead import context_bytes
 from memplan.engine.phases.parts import units
@@ -28,10 +26,15 @@ from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
+if TYPE_CHECKING:
+    from memplan.engine.generation.figures import Figures  # of an engine that most jobs never load
+
 
 @lru_cache(maxsize=4096)
-def _figures(of: Generator, gpu: Gpu, free: Band | None) -> Figures:
+def _figures(of: Generator, gpu: Gpu, free: Band | None) -> "Figures":
     """Of one card; where the trainer's modules are the engine's tensors, what it adds to them."""
+    from memplan.engine.generation.figures import engine_figures
+
     found = engine_figures(of, gpu, free)
     if not of.shared_weights:
         return found
@@ -44,7 +47,7 @@ class Start(NamedTuple):
     """The engine as it starts beside one class of ranks."""
 
     held: Holding
-    figures: Figures | None
+    figures: "Figures | None"
     """None where no card is named, and of transformers' generate."""
     outside: Band
     """Of the trainer's process."""
@@ -58,7 +61,7 @@ class Start(NamedTuple):
     """What transformers' generate adds to the trainer."""
     refused: str = ""
     """Why nothing is known of the engine with this model."""
-    scorer: Figures | None = None
+    scorer: "Figures | None" = None
     """Of a reward model's own engine."""
 
     @property
@@ -158,7 +161,7 @@ def _phase(at: At) -> str:
     return head if head in ("start", "rollout", "sync", "reward") else phase_of(at.of) if "." in at.of else "forward"
 
 
-def _asleep_on_host(of: Generator, figures: Figures) -> int:
+def _asleep_on_host(of: Generator, figures: "Figures") -> int:
     return figures.host_asleep or (figures.weights if of.sleep and of.engine == "sglang" and of.host_copy else 0)
 
 
@@ -220,6 +223,8 @@ SAMPLED = 14
 
 def cache_bytes(of: Generator) -> int:
     """Keys and values of all sequences at their end, and one layer's once more while a token is added."""
+    from memplan.engine.generation.cells import cells_of
+
     token = state = 0
     for run in of.model.runs:
         for cell in cells_of(run.layer, of):

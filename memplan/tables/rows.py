@@ -5,9 +5,9 @@ as ``field=value``, several in a line, where a word alone is true; of a group be
 Lists, mappings and sentences have a line each, ``field: value`` or ``group.field: value``; indented lines go on."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 from memplan.tables.texts import parts_of
 from memplan.units import pairs_of, parse_size
@@ -16,15 +16,31 @@ _Row = TypeVar("_Row")
 _NAMED = re.compile(r"([\w.]+):(?: (.*))?")
 
 
-def rows_in(module: str, kind: type[_Row], **named: Mapping[str, Any]) -> tuple[_Row, ...]:
-    """The rows of the text beside a module: NamedTuples whose first field is the name, and a later one ``since``.
-    ``named``: what a value stands for, by field."""
-    fields: Mapping[str, Any] = kind.__annotations__
-    groups = {name: each for name, each in fields.items() if hasattr(each, "_fields")}
-    rows: dict[str, Any] = {}
-    make: Any = kind
-    for heading, text in parts_of(module).items():
-        own, _, under = heading.partition(" < ")
+class Rows(Mapping[str, _Row]):
+    """The rows of the text beside a module, by name and ``since``: NamedTuples whose first field is the name, and a
+    later one ``since``. Each is read when it is first asked for: a start needs few of them."""
+
+    def __init__(self, module: str, kind: type[_Row], **named: Callable[[str], Any]) -> None:
+        """``named``: what a value stands for, by field."""
+        headings = ((heading.partition(" < "), text) for heading, text in parts_of(module).items())
+        self.parts = {own: (under, text) for (own, _, under), text in headings}
+        self.make, self.named, self.fields = kind, named, kind.__annotations__
+        self.groups: dict[str, Any] = {name: of for name, of in self.fields.items() if hasattr(of, "_fields")}
+        self.read: dict[str, _Row] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, own: str) -> _Row:
+        if own not in self.read:
+            self.read[own] = self._row(own, *self.parts[own])
+        return self.read[own]
+
+    def _row(self, own: str, under: str, text: str) -> _Row:
+        fields, groups, named, make = self.fields, self.groups, self.named, cast("Any", self.make)
         name, _, since = own.partition(" ")
         found: dict[str, Any] = {next(iter(fields)): name, "since": value_of(since, fields["since"])}
         inner: dict[str, dict[str, Any]] = {}
@@ -33,12 +49,16 @@ def rows_in(module: str, kind: type[_Row], **named: Mapping[str, Any]) -> tuple[
             if group:
                 inner.setdefault(group, {})[field] = value_of(said, groups[group].__annotations__[field])
             else:
-                found[key] = named[key][said] if key in named else value_of(said, fields[key])
-        base = rows[under] if under else None
+                found[key] = named[key](said) if key in named else value_of(said, fields[key])
+        base: Any = self[under] if under else None
         for group, values in inner.items():
             found[group] = getattr(base, group)._replace(**values) if base else groups[group](**values)
-        rows[own] = base._replace(**found) if base else make(**found)
-    return tuple(rows.values())
+        return base._replace(**found) if base else make(**found)  # type: ignore[no-any-return]
+
+
+def rows_in(module: str, kind: type[_Row]) -> tuple[_Row, ...]:
+    """All of them."""
+    return tuple(Rows(module, kind).values())
 
 
 def said_in(text: str, groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

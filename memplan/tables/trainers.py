@@ -1,23 +1,54 @@
 """Trainers by name, eras in order: what each fills in for a silent job, and how it computes log-probabilities."""
 
 import re
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memplan.tables.rows import rows_in, said_in
+from memplan.tables.rows import Rows, said_in
 from memplan.tables.texts import json_value, parts_of
 from memplan.tables.trainer import Trainer, version_key
 from memplan.units import by_word
 
 _WORD = re.compile(r'"[^"]*"|\S+')
-SWITCHES: dict[str, dict[str, tuple[Any, ...]]] = {}
-for _heading, _text in parts_of(str(Path(__file__).with_name("trainer_switches"))).items():
-    _name, _, _under = _heading.partition(" < ")
-    _said = {key: tuple(map(json_value, _WORD.findall(text))) for key, text in said_in(_text, {})}
-    SWITCHES[_name] = {**SWITCHES.get(_under, {}), **_said}
-TRAINERS: dict[str, tuple[Trainer, ...]] = {}
-for _row in rows_in(__file__, Trainer, switches=SWITCHES, switches_over_several=SWITCHES):
-    TRAINERS[_row.name] = (*TRAINERS.get(_row.name, ()), _row)
+Switched = dict[str, tuple[Any, ...]]
+
+
+@cache
+def _switches() -> dict[str, Switched]:
+    """By name."""
+    found: dict[str, Switched] = {}
+    for heading, text in parts_of(str(Path(__file__).with_name("trainer_switches"))).items():
+        own, _, under = heading.partition(" < ")
+        said = {key: tuple(map(json_value, _WORD.findall(words))) for key, words in said_in(text, {})}
+        found[own] = {**found.get(under, {}), **said}
+    return found
+
+
+class Eras(Mapping[str, tuple[Trainer, ...]]):
+    """Those of each trainer."""
+
+    def __init__(self, rows: Rows[Trainer]) -> None:
+        self.rows, self.headings = rows, dict[str, list[str]]()
+        self.read = dict[str, tuple[Trainer, ...]]()
+        for heading in rows:
+            self.headings.setdefault(heading.partition(" ")[0], []).append(heading)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.headings)
+
+    def __len__(self) -> int:
+        return len(self.headings)
+
+    def __getitem__(self, name: str) -> tuple[Trainer, ...]:
+        if name not in self.read:
+            self.read[name] = tuple(self.rows[heading] for heading in self.headings[name])
+        return self.read[name]
+
+
+_named = dict.fromkeys(("switches", "switches_over_several"), lambda name: _switches()[name])
+TRAINERS = Eras(Rows(__file__, Trainer, **_named))
 SHOWN_HEADS = by_word(
     {
         "selective": "selective-kernel flash-cross-entropy flash-cross-entropy-in-place",

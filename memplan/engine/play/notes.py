@@ -7,6 +7,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 SIGN = "@"
+OPTIMIZER = "step.optimizer"
+"""The mark where it steps."""
+POLICY = "policy"
+"""The engine of the model that trains."""
 OUTSIDE = "-"
 USED, USED_BACK, AHEAD, DONE = "used", "used-back", "ahead", "done"
 """The module of a parameter runs, forward or back; it will run back, and what it saved is made again first; it has run.

@@ -4,8 +4,8 @@ from operator import itemgetter
 
 from memplan.engine.allocator.replay import ELSEWHERE, StepEvents
 from memplan.engine.parallel.fsdp1.flat_parameters import stepped_by
+from memplan.engine.play.notes import OPTIMIZER
 from memplan.engine.play.optimizer import Optimizer, parts_of
-from memplan.engine.play.step import OPTIMIZER
 from memplan.engine.play.tape import PlayTape
 from memplan.spec.recipe import Recipe
 

@@ -11,6 +11,7 @@ from memplan.engine.parallel.zero.states import zero_tensors
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import TracedPass
 from memplan.engine.play.model import PassRun, play_back
+from memplan.engine.play.notes import OPTIMIZER
 from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.resident import Resident
 from memplan.engine.play.sharding import Sharding
@@ -22,9 +23,6 @@ from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
-
-OPTIMIZER = "step.optimizer"
-"""The mark where it steps."""
 
 
 def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Sharding:

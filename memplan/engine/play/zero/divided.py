@@ -11,11 +11,10 @@ from memplan.engine.optimizer.states import flat
 from memplan.engine.parallel.fsdp2.units import reads_head
 from memplan.engine.parallel.zero.flat_groups import Group, groups_of
 from memplan.engine.parallel.zero.stage3 import FP64, NORM_PIECE, limits
-from memplan.engine.play.notes import BEGUN, DONE, RESUMED, TAKEN, Note
+from memplan.engine.play.notes import BEGUN, DONE, POLICY, RESUMED, TAKEN, Note
 from memplan.engine.play.optimizer import TEMPORARIES, Optimizer
 from memplan.engine.play.zero.engine import Engine, Gradient, Handed, joined, notes_of
 from memplan.engine.play.zero.gathering import GATHERED, Whole
-from memplan.engine.play.zero.hooks import POLICY
 from memplan.engine.play.zero.partitions import Partitions
 from memplan.engine.play.zero.places import Place, Places
 from memplan.engine.play.zero.sub_groups import SubGroup, sub_groups_of

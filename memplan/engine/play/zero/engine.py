@@ -6,8 +6,7 @@ on a tape that goes on numbering where the play ended."""
 from bisect import bisect_left
 
 from memplan.engine.allocator.replay import StepEvents
-from memplan.engine.play.notes import ENDED, TAKEN, Note, read
-from memplan.engine.play.step import OPTIMIZER
+from memplan.engine.play.notes import ENDED, OPTIMIZER, TAKEN, Note, read
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim

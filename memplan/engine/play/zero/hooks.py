@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.zero.flat_groups import decays
-from memplan.engine.play.notes import BEGUN, ENDED, FIRST, RESUMED, TAKEN, noted
+from memplan.engine.play.notes import BEGUN, ENDED, FIRST, POLICY, RESUMED, TAKEN, noted
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Param
 from memplan.engine.tensors import Weight
@@ -18,9 +18,6 @@ from memplan.spec.recipe import Recipe
 
 if TYPE_CHECKING:
     from memplan.engine.play.tape import PlayTape
-
-
-POLICY = "policy"
 
 
 class Zero(Sharding):
