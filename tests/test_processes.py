@@ -87,6 +87,12 @@ def test_what_only_the_machine_knows_is_asked_for(tmp_path: Path, text: str, sai
     assert read(tmp_path, text, num_gpus=4).job.num_gpus == 4
 
 
+def test_cards_that_a_command_leaves_visible_are_what_is_asked_for(tmp_path: Path) -> None:
+    """accelerate's config may start fewer processes: asked for, with that number in the hint."""
+    given = read(tmp_path, "CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --config_file absent.yaml TRAIN")
+    assert [each.hint for each in given.unread if each.asks == "num_gpus"] == ["add --num-gpus 4"]
+
+
 def test_all_gpus_of_a_node_are_the_clusters(tmp_path: Path) -> None:
     given = read(tmp_path, "deepspeed TRAIN", cluster="dgx-h100")
     assert (given.job.num_gpus, asked(given)) == (8, [])

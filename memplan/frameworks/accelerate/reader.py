@@ -61,7 +61,8 @@ def read_launch(launch: Launch, draft: Draft) -> None:
         read_settings(document.settings, draft, launch.options)
         return
     if not processes.number(launch.options.values.get("num_processes")):
-        processes.expect(draft, launch.options.where("config_file"), f"{path[:80]} is not here")
+        seen = processes.visible(launch.command.environment)
+        processes.expect(draft, launch.options.where("config_file"), f"{path[:80]} is not here", seen)
     sharding, origin = draft.values.get("sharding"), draft.origins.get("sharding")  # as the file's name says
     read_settings(Settings(launch.path, {}), draft, launch.options)
     if origin is not None and not {"use_fsdp", "use_deepspeed"} & launch.options.values.keys():

@@ -83,10 +83,11 @@ def put(count: Count, draft: Draft) -> None:
         draft.put("gpus_per_node", each, origin)
 
 
-def expect(draft: Draft, where: str = "", what: str = "") -> None:
-    """A number of GPUs must come from somewhere: ``what`` stands in its place, or nothing at all (one is assumed)."""
+def expect(draft: Draft, where: str = "", what: str = "", seen: int | None = None) -> None:
+    """A number of GPUs must come from somewhere: ``what`` stands in its place, or nothing at all (one is assumed).
+    ``seen``: cards that the command leaves visible, which its hint then names."""
     if what:
-        draft.facts.setdefault("processes", (where, what))
+        draft.facts.setdefault("processes", (where, what, f"add --num-gpus {seen}" if seen else ""))
     draft.finishers["processes"] = _settle
 
 
@@ -111,9 +112,9 @@ def _settle(draft: Draft) -> None:
     """When every file is read: one GPU where nothing starts several and nothing is shared, else a question."""
     if {"num_gpus", "cluster"} & draft.given or "num_gpus" in draft.values:
         return
-    where, what = draft.facts.get("processes") or _shared(draft)
+    where, what, hint = draft.facts.get("processes") or (*_shared(draft), "")
     if what:
-        draft.ask("num_gpus", where, what)
+        draft.ask("num_gpus", where, what, hint)
     else:
         draft.put("num_gpus", 1, Origin(ASSUMED, "no file says on how many GPUs it runs: add --num-gpus"))
 
