@@ -51,3 +51,11 @@ def products_of(best: float, exponentials: float) -> float:
     score, one after the other."""
     flop = 4.0 * WIDTH
     return flop / (flop / best - 1 / exponentials)
+
+
+SCAN, SCAN_BACKWARD = 19.0, 45.0
+"""Instructions in fp32 for each state of a selective scan, forward and backward, an exponential as the eight whose time
+it takes: by the loops of state-spaces/mamba 2.2 csrc/selective_scan (selective_scan_fwd_kernel.cuh: the decay's product
+and exponential, the input's, two products and a sum of the scan up and down, the output's, loads widened;
+selective_scan_bwd_kernel.cuh: all that again, the scan turned round, gradients of the state, of step, input, decay, B
+and C). Ignored: its atomic sums of B's and C's gradients, whose rate nobody published."""

@@ -141,6 +141,9 @@ def _layer(each: Work, packed: float, shape: Shape, device: Device, rates: Rates
         stored = (each.stored - each.expert_stored) / shape.tensor
         unpacked = (stored + each.expert_stored / shape.expert / shape.expert_tensor) * moved / memory
     attention, attended, scores = _attention(each, shape, tokens, device, rates)
+    if each.scanned:
+        lane = 2 * tokens * each.scanned / shape.tensor / device.wide_products
+        attention, attended = attention + kernels.SCAN * lane, attended + kernels.SCAN_BACKWARD * lane
     outside = device.cache.moved(each.between, shape.normed, 2 * FP32 * tokens * each.width, memory) / (
         shape.tensor if shape.sequence else 1
     )

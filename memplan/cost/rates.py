@@ -37,16 +37,16 @@ less is taken of the B300's, too (0.786 on 12288x18432x1024: 0.915). gfx942: the
 0.514 with an earlier ROCm."""
 OTHER_PRODUCTS = 0.85
 """Where nobody published one: the middle of NVIDIA's."""
-SUSTAINED: dict[str, float] = {"8.0": 0.925, "9.0": 0.84, "10.0": 0.84, "10.3": 0.84, "gfx942": 0.78}
+SUSTAINED: dict[str, float] = {"8.0": 0.925, "9.0": 0.84, "10.0": 0.84, "10.3": 0.84}
 """Of that rate, what a long step keeps, by architecture: under its power limit the clock gives way. A100: 1,305 of
-1,410 MHz under HPL (glennklockwood.com/garden/peak-FLOPS); H100 and MI300X: 720 and 620 TFLOP/s of products in
+1,410 MHz under HPL (glennklockwood.com/garden/peak-FLOPS); H100 and (below) MI300X: 720 and 620 TFLOP/s of products in
 training's shapes and numbers (SemiAnalysis, MI300X vs H100 vs H200 Benchmark Part 1: Training, December 2024). A B200
 keeps no more than an H200: 1,420 and 652 TFLOP/s over the same products, 63 and 66 % (company.hpc-ai.com, B200 vs
 H200); so the H100's is taken of Blackwell, whose own nobody published."""
 OTHER_SUSTAINED = 0.9
-SUSTAINED_OF: dict[str, float] = {"rtx-4090-24gb": 1.0, "h20-96gb": 1.0, "h20-141gb": 1.0}
-"""Of cards: a 4090 draws at most 400 of its 450 W while it fine-tunes (AnswerDotAI/fsdp_qlora@23fafdf); an H20 has a
-seventh of an H100's products for 400 of its 700 W."""
+SUSTAINED_OF: dict[str, float] = {"mi300x-192gb": 0.78, "rtx-4090-24gb": 1.0, "h20-96gb": 1.0, "h20-141gb": 1.0}
+"""Of cards: a MI300X, of 750 W (of what a MI325X keeps nobody published); a 4090 draws at most 400 of its 450 W while
+it fine-tunes (AnswerDotAI/fsdp_qlora@23fafdf); an H20 has a seventh of an H100's products for 400 of its 700 W."""
 TABLE = "zzc0721/torch-performance-test-data@9d82827 database.md: the best of 1,024 to 10,240, PyTorch 2.4 to 2.8"
 PRODUCTS_OF: dict[str, float] = {
     "rtx-3090-24gb": 1.08, "rtx-4090-24gb": 1.0, "rtx-5090-32gb": 1.13, "rtx-pro-6000-96gb": 0.83, "l40s-48gb": 0.74,

@@ -58,7 +58,9 @@ class Work(NamedTuple):
     """Positions that one attends to at most; 0 for all of them."""
     causal: bool = False
     recurrent: float = 0.0
-    """FLOP per token of a state space, a delta rule or linear attention beside its linears."""
+    """FLOP per token of a dual state space, a delta rule or linear attention beside its linears."""
+    scanned: float = 0.0
+    """States per token that a selective scan goes through, channel by channel."""
     turned: tuple[float, float] = (0.0, 0.0)
     """Of rotations."""
     dispatched: float = 0.0
@@ -138,6 +140,7 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         window=window,
         causal=not bidirectional,
         recurrent=_recurrent(mixer),
+        scanned=_scanned(mixer),
         between=norm_bytes(norms, layer.width, len(layer.dropout)),
         activated=(inner * ACTIVATION + clamped * (CLAMPED - ACTIVATION), inner * ACTIVATION_FUSED),
         turned=(turned * TURN, turned * TURN_FUSED),
@@ -230,11 +233,9 @@ def _attention(mixer: AnyMixer | None) -> tuple[float, int, int, int, float]:
 
 
 def _recurrent(mixer: AnyMixer | None) -> float:
-    """FLOP per token: states are updated and read, or a chunk attends within itself and to the state before it."""
+    """FLOP per token: a chunk attends within itself and to the state before it."""
     if isinstance(mixer, BothMixers):
         return _recurrent(mixer.state_space)
-    if isinstance(mixer, StateSpace):
-        return 8.0 * mixer.inner * mixer.state
     if isinstance(mixer, StateSpaceDual):
         return 2.0 * mixer.inner * (mixer.chunk + 2 * mixer.state)
     if isinstance(mixer, GatedDelta):
@@ -242,6 +243,10 @@ def _recurrent(mixer: AnyMixer | None) -> float:
     if isinstance(mixer, Lightning):
         return 4.0 * mixer.heads * mixer.head_dim * (mixer.block / 2 + mixer.head_dim)
     return 0.0
+
+
+def _scanned(mixer: AnyMixer | None) -> float:
+    return float(mixer.inner * mixer.state) if isinstance(mixer, StateSpace) else 0.0
 
 
 class ModelWork(NamedTuple):
