@@ -284,6 +284,10 @@ def test_a_smoothed_loss_is_no_small_thing() -> None:
     text = OWN.format(body="return model(**inputs).loss").replace("size=2", "size=2, label_smoothing_factor=0.1")
     found = checked(text, "train.py", sequence_length=512)
     assert (found.fits, found.job["own_loss"]["logits"], found.unread[0]["decides"]) == ("yes", 20, "loss")
+    unsaid = text.replace("label_smoothing_factor=0.1", "label_smoothing_factor=settings()")
+    assert checked(unsaid, "other.py", sequence_length=512).job["own_loss"]["logits"] == 20
+    alone = checked(text.replace(".train()", ".evaluate()"), "evaluates.py")
+    assert (alone.fits, alone.text) == ("skipped", "no training of its own: it evaluates alone")
 
 
 @pytest.mark.parametrize(("accumulated", "bounded"), [(1, False), (4, True)])

@@ -272,3 +272,39 @@ def test_models_of_the_function_that_calls_the_loop_are_on_the_card(
     assert [(each["model"], each["precision"]) for each in found.job.get("extra_models", ())] == beside
     assert found.fits == fits
     assert ("several models" in str(found.warnings)) is (fits == "unclear")
+
+
+SCORED = """\
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModel
+class Scorer(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.model = AutoModel.from_pretrained(name, torch_dtype=torch.bfloat16)
+        self.score = torch.nn.Linear(896, 1)
+    def forward(self, ids):
+        return self.score(self.model(ids).last_hidden_state[:, -1])
+def train(batch_size=8):
+    rows = [tokenizer(text, truncation=True, max_length=256) for text in texts]
+    model = Scorer("Qwen/Qwen2.5-0.5B").to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for chosen, rejected in DataLoader(rows, batch_size=batch_size):
+        loss = -torch.nn.functional.logsigmoid(model(chosen) - model(rejected)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+def ablation():
+    for size in (16, 64):
+        train(size)
+train()
+"""
+
+
+def test_a_loss_that_is_not_read_is_asked_for_by_name_and_what_nothing_calls_changes_nothing() -> None:
+    found = checked("train.py", SCORED)
+    assert (found.fits, found.hint) == ("unclear", "add --set own_loss.logits=16 --set own_loss.forwards=2")
+    given = checked("train.py", SCORED, own_loss={"logits": 16, "forwards": 2})
+    assert (given.fits, given.job["batch_size"], given.job["sequence_length"]) == ("yes", 16, 256)
+    whole = SCORED.replace("return self.score(self.model(ids).last_hidden_state[:, -1])", "return self.model(ids).loss")
+    assert checked("train.py", whole.replace("train(batch_size=8)", "train(batch_size=4)")).hint == found.hint

@@ -346,3 +346,12 @@ def test_a_head_that_is_no_language_models_is_refused(tmp_path: Path) -> None:
     model = "model = LongformerForMaskedLM(LongformerConfig())\n"
     with pytest.raises(InvalidJob, match="a head for MaskedLM"):
         read(tmp_path, f"{start}{LENGTH}{ARGS.format('')}{model}Trainer(model=model, args=args).train()\n")
+
+
+def test_strings_within_strings_that_only_a_later_python_reads(tmp_path: Path) -> None:
+    more = (
+        """row = {"text": f"{x["a"]:>{n}} {{}}" + f'{"".join(f"{y['b']}" for y in x)}'}\nsize = 2 if f"{1}" else 4\n"""
+    )
+    model = "model = AutoModelForCausalLM.from_pretrained(ID, torch_dtype=torch.bfloat16)\n"
+    rest = "Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=size)).train()\n"
+    assert read(tmp_path, f"{more}{LENGTH}{model}{rest}").job.batch_size == 2

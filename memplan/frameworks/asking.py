@@ -26,6 +26,8 @@ OF_SCRIPT = f"check the script that starts it, or add {SUCH['batch_size']}"
 MODEL = f"add --model, such as {SUCH['model']}"
 SEEING = "add --model llava-hf/llava-1.5-7b-hf, or another that sees"
 """Where a tower is beside the language model that no language model's name stands for."""
+ENCODES = "add --model google/flan-t5-base"
+"""Where the model's class has an encoder."""
 SEES_TOKENS = "add --model Qwen/Qwen2.5-VL-7B-Instruct"
 """The same, of images that are counted in tokens or pixels."""
 STAGE = f"add {SUCH['sharding']}, or the file with --with"
@@ -54,7 +56,10 @@ STRANGE = re.compile(
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 
 
-VALUED = re.compile(r"add (?:--model, such as )?(--model \S+|--[\w-]+ \d+(?: --lora-targets \S+?)?)(?:, or --no-lora)?")
+VALUED = re.compile(
+    r"add (?:--model, such as )?(--model \S+|--set own_loss\S+( --set \S+)?|--[\w-]+ \d+(?: --lora-targets \S+?)?)"
+    r"(?:, or --no-lora)?"
+)
 """A hint with a number of the file's own, or with a model."""
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Place, Thing, Unknown, root_of
+from memplan.frameworks.programs.values import Function, Place, Thing, Unknown, root_of
 
 
 class Call(NamedTuple):
@@ -50,3 +50,11 @@ def name_by_position(trainer: Thing) -> None:
     for key, value in (("model", values.get("*0")), ("args", arguments)):
         if key not in values and value is not None:
             trainer.set(key, value, trainer.place)
+
+
+def forwarded(call: Call, module: Any) -> Any:
+    """``model(ids)`` of a module of the program's own: its ``forward``."""
+    found = module.own.method("forward") if isinstance(module, Thing) and module.own else None
+    if found is None:
+        return call.unknown()
+    return call.run.invoke(Function(found.node, found.frame, found.path, module), call.args, call.named, call.place)

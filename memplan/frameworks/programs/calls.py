@@ -14,7 +14,7 @@ from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.programs import changes, loops
 from memplan.frameworks.programs import models as python_models
 from memplan.frameworks.programs.builtins import FUNCTIONS
-from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.call import Call, forwarded
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.parsers import PARSER, PARSERS, options
 from memplan.frameworks.programs.paths import OF_PATHS
@@ -187,7 +187,7 @@ def library(
     if not isinstance(callee, Ref):
         call = Call(run, args, named, places, place, node, callee)
         loops.noted(call, callee)
-        return call.unknown()
+        return forwarded(call, callee)
     if callee.name.startswith("deepspeed."):
         run.sharded = run.sharded or place
     call = Call(run, args, named, places, place, node, name=callee.name)

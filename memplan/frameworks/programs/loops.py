@@ -14,7 +14,7 @@ from memplan.frameworks.programs.changes import MARK
 from memplan.frameworks.programs.engines import INITIALISED
 from memplan.frameworks.programs.loop_settings import batches_of, precision_of, sharding_of
 from memplan.frameworks.programs.losses.bound import found_in_loop
-from memplan.frameworks.programs.losses.put import put_bound
+from memplan.frameworks.programs.losses.put import ask_loss, put_bound
 from memplan.frameworks.programs.models import as_it_is
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.others import alive
@@ -44,13 +44,15 @@ def noted(call: Call, callee: Any) -> None:
     if run.aside:
         return
     if isinstance(callee, Thing) and callee.name == "model":
-        values = {"node": call.node, "model": as_it_is(callee), "within": run.within}
+        through = tuple(node for node, _ in run.stack)
+        values = {"node": call.node, "model": as_it_is(callee), "within": run.within, "through": through}
         run.things.append(Thing(FORWARD, call.place, values))
     elif call.name == "backward":
         scope = run.stack[-1][0] if run.stack else None
         beside = alive(run, Thing(LOOP, call.place))
         values = {"node": call.node, "scope": scope, "beside": beside, "uncalled": run.uncalled, "frame": run.frame}
         run.things.append(Thing(BACKWARD, call.place, values | {"loaders": _loaders(run, scope, call.node)}))
+        run.differentiates |= not run.uncalled
 
 
 def _loaders(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing]:
@@ -67,6 +69,7 @@ def _loaders(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing]:
 def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
     """Each plain loop that the program comes to, as a trainer of transformers' with what the loop says."""
     found: dict[ast.AST, Thing] = {}
+    unread: dict[ast.AST, tuple[Thing, ast.AST]] = {}
     for each in run.things:
         if each.name != BACKWARD or each.values["uncalled"]:
             continue
@@ -87,7 +90,10 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
         own = _own(run, each, scope, tree)
         if own is not None:
             found[each.values["node"]] = own
-    return list(found.values())
+        elif not any(thing.place.path == each.place.path for thing in found.values()):
+            unread.setdefault(scope, (each, tree))
+    asked = (_asked(run, each, scope, tree) for scope, (each, tree) in unread.items())
+    return [*found.values()] or [each for each in asked if each is not None]
 
 
 def _own(run: Run, backward: Thing, scope: ast.AST, tree: ast.AST) -> Thing | None:
@@ -101,6 +107,29 @@ def _own(run: Run, backward: Thing, scope: ast.AST, tree: ast.AST) -> Thing | No
     trainer = _trainer(run, backward, first, turn, more=False)
     trainer.set("?own", found, backward.place)
     return trainer
+
+
+def _asked(run: Run, backward: Thing, scope: ast.AST, tree: ast.AST) -> Thing | None:
+    """A loop that steps an optimizer over one model, whose loss is not read: what that holds is asked for."""
+    calls = [each for each in run.things if each.name == FORWARD and scope in (*each.values["through"], tree)]
+    own = [each for each in calls if not _is_off(each)]
+    steps = any(OPTIMIZERS.search(each.name) or each.name == INITIALISED for each in run.things)
+    if len({each.values["model"].place for each in own}) != 1 or not steps:
+        return None
+    turn = _Turn(scope, own[-1].values["node"], {each.values["node"] for each in calls}, tree)
+    trainer = _trainer(run, backward, own[-1], turn, more=False)
+    trainer.set("?unread", (_before(run, backward, own), backward.values.get("why", "")), backward.place)
+    return trainer
+
+
+def _before(run: Run, backward: Thing, own: list[Thing]) -> int:
+    """Forwards of the trained model since gradients were made last."""
+    most = count = 0
+    for each in run.things:
+        count += each in own
+        if each.name == BACKWARD:
+            most, count = max(most, count) if each.values["node"] is backward.values["node"] else most, 0
+    return max(most, 1)
 
 
 def _tell_others(run: Run, forward: ast.AST, scope: ast.AST, trainer: Thing) -> None:
@@ -257,6 +286,9 @@ def put_loop(trainer: Thing, draft: Draft) -> None:
     if turn is None:
         return
     draft.remarks.append(f"{trainer.place}: a plain training loop, counted as transformers' Trainer runs it")
+    if (unread := trainer.values.get("?unread")) is not None:
+        forwards, why = unread
+        ask_loss(forwards, why, str(trainer.places["?unread"]), draft)
     if (found := trainer.values.get("?own")) is not None:
         put_bound(trainer, found, "backward", str(trainer.places["?own"]), draft)
         draft.put("hold_outputs", True, Origin(FILE, f"{trainer.place}: names of the loop live on over its backward"))

@@ -213,6 +213,7 @@ def _class(thing: Thing, trainer: Thing, draft: Draft) -> None:
         )
     auto = thing.values.get("auto_model")
     full = f"{name} {auto.last if isinstance(auto, Ref) else ''}"
+    draft.facts["encodes"] = "Seq2Seq" in full
     if head := HEADS.search(full):
         raise _no_language_model(thing.place, head.group())
     small = SMALL.search(full)

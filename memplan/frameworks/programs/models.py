@@ -6,7 +6,7 @@ from typing import Any
 
 from memplan.frameworks.programs.beside import saved_model
 from memplan.frameworks.programs.call import Call, name_by_position
-from memplan.frameworks.programs.others import alive, put_on_card
+from memplan.frameworks.programs.others import alive, models_of, put_on_card
 from memplan.frameworks.programs.paths import folder_of, saved_adapter
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import MODEL as MADE
@@ -175,6 +175,10 @@ def method(call: Call) -> Any:
     work = MODEL.get(name) if isinstance(owner, Thing) and owner.name == "model" else None
     if work is not None:
         return work(call)
+    if isinstance(owner, Thing) and owner.own is not None and name in WHOLE:  # a module of the program's own
+        for inner in models_of(owner):
+            MODEL[name](call._replace(owner=inner))
+        return owner
     if name in SAVES and isinstance(owner, Thing) and (owner.name == "model" or owner.last in TRAINERS):
         return _save(call)
     if isinstance(owner, Thing) and owner.last in TRAINERS:
@@ -272,6 +276,8 @@ def _requires_grad(call: Call) -> Any:
     return call.owner
 
 
+WHOLE = ("to", "half", "float", "bfloat16", "cuda", "cpu", "train", "eval")
+"""Methods that a module hands on to those within it."""
 MODEL: Mapping[str, Callable[[Call], Any]] = {
     "gradient_checkpointing_enable": _checkpointing,
     "gradient_checkpointing_disable": _put("checkpointing", False),

@@ -41,8 +41,8 @@ def alive(run: Run, trainer: Thing) -> list[Thing]:
     named = [value for names in frames for value in names.names.values()]
     objects = [each.bound if isinstance(each, Function) else each for each in given]
     more = {each.place: replace(each, values=OF_CARD | each.values)
-            for key, value in trainer.values.items() if key not in GIVEN for each in _models(value)}  # fmt: skip
-    found = {each.place: each for value in (*named, *objects) for each in _models(value)} | more
+            for key, value in trainer.values.items() if key not in GIVEN for each in models_of(value)}  # fmt: skip
+    found = {each.place: each for value in (*named, *objects) for each in models_of(value)} | more
     beside = [each for each in found.values() if _on_card(each) and each.depth <= len(run.doubts)]
     return beside + [each for each in _asked_for(run, trainer) if each.place not in found]
 
@@ -63,9 +63,7 @@ def put_on_card(call: Call, callee: Ref) -> Any:
     """``SentenceTransformer("BAAI/bge-m3")``: a model on the card, but where it is given one that is there;
     ``copy.deepcopy(model)``: another model, where the first one is. None for anything else."""
     if callee.name == "copy.deepcopy":
-        value = call.get(0, "x")
-        of_model = isinstance(value, Thing) and value.name == "model"
-        return replace(value, place=call.place, values=dict(value.values)) if of_model else value
+        return _copied(call.get(0, "x"), call.place)
     if callee.last not in LOADS or not (callee.known or callee.name.startswith(("sentence_transformers.", "vllm."))):
         return None
     model, name = call.thing("model"), call.get(1 if callee.last == "pipeline" else 0, LOADS[callee.last])
@@ -76,7 +74,15 @@ def put_on_card(call: Call, callee: Ref) -> Any:
     return model
 
 
-def _models(value: Any) -> Iterator[Thing]:
+def _copied(value: Any, place: Place) -> Any:
+    """A copy of a model, or of a module of the program's own with those within it; anything else as it is."""
+    if not (isinstance(value, Thing) and any(models_of(value))):
+        return value
+    inner = {key: _copied(each, place) for key, each in value.values.items()} if value.own else dict(value.values)
+    return replace(value, place=place, values=inner)
+
+
+def models_of(value: Any) -> Iterator[Thing]:
     """A model, or those that an object of the program's own has."""
     inner = value.values.values() if isinstance(value, Thing) and value.own and value.name != "model" else (value,)
     yield from (each for each in inner if isinstance(each, Thing) and each.name == "model")

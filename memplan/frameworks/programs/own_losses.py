@@ -130,6 +130,8 @@ def _hands_on(node: ast.AST, made: re.Pattern[str]) -> bool:
 
 
 SMOOTHS = "label_smoothing_factor"
+WALKED = ("transformers", "sft")
+"""Trainers whose losses are walked."""
 FUSED = ("use_liger_loss", "use_liger_kernel")
 """What makes no logits where the loss is TRL's own."""
 SCORES = re.compile(r"SequenceClassification")
@@ -171,7 +173,7 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
         passes = _scored(own, models) if by == "transformers" and changed == "compute_loss" else 0
         if passes:
             draft.finishers["pairs"] = partial(of_pairs, trainer, passes)
-        elif method and changed == "compute_loss" and by in ("transformers", "sft"):
+        elif method and changed == "compute_loss" and by in WALKED:
             walk = partial(of_method, run, trainer, method, models, inherited=True, small=classes)
             put_walked(trainer, walk, changed, where, rows, classes, draft)
         else:
@@ -189,7 +191,9 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
     if isinstance(given := trainer.values.get(key), Function):
         walk = partial(of_function, run, given, models, small=classes)
         put_walked(trainer, walk, key, str(trainer.places[key]), rows, classes, draft)
-    elif not changed and given is None and by in ("transformers", "sft") and truth(said.get(SMOOTHS)):
+    elif (
+        not changed and given is None and by in ("transformers", "sft") and truth(said.get(SMOOTHS, False)) is not False
+    ):
         walk = partial(of_smoother, run, models, small=classes)
         put_walked(trainer, walk, SMOOTHS, str(trainer.values["args"].places[SMOOTHS]), rows, classes, draft)
     elif given is not None:

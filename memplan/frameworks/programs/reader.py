@@ -6,12 +6,13 @@ for options it has not, the command that its own text shows is taken, and said."
 
 import ast
 import posixpath
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.asking import COMMANDS, LORA, MODEL, OF_COMMAND, WRITE, model_hint, started_by
+from memplan.frameworks.asking import COMMANDS, ENCODES, LORA, MODEL, OF_COMMAND, WRITE, model_hint, started_by
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Origin
 from memplan.frameworks.commands.launch import Launch, put_allocator
 from memplan.frameworks.common.local_models import is_folder
@@ -33,6 +34,8 @@ from memplan.frameworks.transformers import read_launcher
 from memplan.spec.allocator import VARIABLES
 from memplan.spec.reading import unanswered
 
+EVALUATES, TRAINS = {"?evaluate", "?predict"}, re.compile(r"\.(train|fit)\((?!\))|rainer\w*\.train\(")
+"""What a trainer is asked for in place of a training; where one may be started nevertheless."""
 NO_MODEL = f"{MODEL}, or check the script that starts it"
 
 
@@ -87,6 +90,10 @@ def _trainers(run: Run, document: Document) -> list[Thing]:
 
 def _read_one(trainer: Thing, run: Run, program: Program, document: Document, draft: Draft) -> None:
     _put_gpus(run, draft)
+    if "?trained" not in trainer.values and EVALUATES & trainer.values.keys() and not TRAINS.search(document.text):
+        raise NoTraining(
+            f"{trainer.place}: no training of its own: it evaluates alone", "check the program that trains"
+        )
     mark_copy(trainer)
     read_training(trainer, run, dict(program.pins), document.path, draft)
     put_loop(trainer, draft)
@@ -182,7 +189,8 @@ def _need_model(draft: Draft, run: Run, document: Document) -> None:
             hint = starter_of(document.path) or "check the program that calls it"
             raise NoTraining(f"{asked.where}: no training of its own: {asked.why}", hint)
         text = f"{asked.where}: model is not known: {asked.why}" if asked else "model is not known"
-        hint = asked.hint if asked and asked.hint.startswith(COMMANDS) else NO_MODEL
+        named = ENCODES if draft.facts.get("encodes") else NO_MODEL
+        hint = asked.hint if asked and asked.hint.startswith(COMMANDS) else named
         hint = model_hint(unanswered(draft.unread, draft.options), hint)
         raise NotKnown(f"{text}{f'; nor {others}' if others else ''}", hint)
 

@@ -71,8 +71,8 @@ class Run(Statements):
         self.things: list[Thing] = []
         """Objects of libraries, but models and trainers, and of the program's own classes, in their order."""
         self.stack: list[tuple[ast.AST, int]] = []  # the functions that are gone through, and the doubts of each
-        self.uncalled = self.gone_aside = False
-        """Whether its trainers are made in functions that nothing in the file calls; whether such were gone through."""
+        self.uncalled = self.gone_aside = self.differentiates = False
+        """Whether trainers are made where nothing calls; whether that was gone through; whether the rest runs back."""
         self.mapped: list[Any] = []
         """Calls of ``map``, in their order: of data sets, most of them."""
         self.done: set[int] = set()
@@ -113,7 +113,7 @@ class Run(Statements):
             for part in parts:
                 self.path = part.path
                 self.block(part.tree.body, self.globals)
-            if not self.trainers:
+            if not (self.trainers or self.differentiates):
                 self.uncalled = True
                 self._uncalled(parts)
         except RecursionError:

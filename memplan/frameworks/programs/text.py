@@ -92,9 +92,53 @@ def parsed(text: str, path: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that are none
-            return ast.parse(text)
+            return _tree(text)
     except (ValueError, RecursionError, MemoryError):
         raise NotPython(f"{path}: not Python that can be read", SHORTER) from None
+
+
+def _tree(text: str) -> ast.Module:
+    """The tree; of a text that a Python before 3.12 does not read, without the f-strings that it does not."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        older = _older(text)
+        if older == text:
+            raise
+    return ast.parse(older)
+
+
+_FORMATTED = re.compile(r"(?<![\w'\"])(?:[fF][rR]?|[rR][fF])('''|\"\"\"|'|\")")
+
+
+def _older(text: str) -> str:
+    """``f"{d["a"]}"``, which Python reads from 3.12 on (PEP 701), as a name that nobody knows; each keeps its lines."""
+    found, at = [], 0
+    for match in _PIECE.finditer(text):
+        start = _FORMATTED.match(text, max(match.start() - 2, at)) or _FORMATTED.match(text, match.start() - 1)
+        if match.lastgroup != "text" or match.start() < at or start is None or start.end() > match.end():
+            continue
+        end = _end(text, start.end(), start[1])
+        whole = text[start.start() : end]
+        try:
+            ast.parse(f"({whole})")
+        except SyntaxError:
+            lines = "\n" * whole.count("\n")
+            found += [text[at : start.start()], f"(__text__{lines})"]
+            at = end
+    return "".join([*found, text[at:]])
+
+
+def _end(text: str, at: int, quote: str) -> int:
+    """Where an f-string ends: quotes within its braces are other texts'."""
+    depth = 0
+    while at < len(text) and (depth or not text.startswith(quote, at)):
+        inner = _FORMATTED.match(text, at) if depth else None
+        other = _WORDS.match(text, at) if depth and text[at] != "#" else None
+        double = not depth and (text[at] == "\\" or text.startswith("{{", at))
+        depth += (text[at] in "{[(") * (depth > 0 or text[at] == "{") * (not double) - (depth > 0 and text[at] in "}])")
+        at = _end(text, inner.end(), inner[1]) if inner else other.end() if other else at + 1 + double
+    return at + len(quote)
 
 
 def _refuse_deep(text: str, path: str) -> None:

@@ -82,17 +82,30 @@ def _put_bound(found: Found, name: str, where: str, draft: Draft) -> None:
         draft.warn(name, where, "a loss of the program's own is not read", "loss")
         return
     draft.values["own_loss"], draft.origins["own_loss"] = found.values, Origin(FILE, f"{where}: {name}")
-    for key in ("batch_size", "eval_batch_size") if found.rows > 1 else ():
+    _put_rows(found.rows, draft)
+    through = f", {found.rows} sequences of each example" if found.rows > 1 else ""
+    why = f"a loss of the program's own is counted as {found.logits} bytes for each logit{through}"
+    draft.bound(name, where, why, "loss")
+
+
+def _put_rows(rows: int, draft: Draft) -> None:
+    """So many sequences of each example."""
+    for key in ("batch_size", "eval_batch_size") if rows > 1 else ():
         for holder in (draft.values, draft.options):
             if str(size := holder.get(key) or "").isdigit():
-                more = {key: int(size) * found.rows}
+                more = {key: int(size) * rows}
                 if holder is draft.values:
                     draft.values |= more
                 else:
                     draft.options = {**draft.options, **more}
-    through = f", {found.rows} sequences of each example" if found.rows > 1 else ""
-    why = f"a loss of the program's own is counted as {found.logits} bytes for each logit{through}"
-    draft.bound(name, where, why, "loss")
+
+
+def ask_loss(forwards: int, why: str, where: str, draft: Draft) -> None:
+    """Ask what a loss holds that nobody reads; each of its forwards is counted as one of a whole batch."""
+    what = f"the loss of a training loop of the program's own, which is not read{why}"
+    hint = f"add --set own_loss.logits=16{f' --set own_loss.forwards={forwards}' if forwards > 1 else ''}"
+    draft.ask("own_loss", where, what, hint)
+    draft.finishers["rows"] = partial(_put_rows, forwards)
 
 
 def _collator(trainer: Thing) -> Class | Function | None:
