@@ -38,6 +38,10 @@ trainer: {n_gpus_per_node: 4, nnodes: 1}
 """
 
 
+SKY = """uv run -m skyrl_train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen2.5-0.5B \\
+    trainer.policy_mini_batch_size=64 generator.n_samples_per_prompt=4 trainer.micro_train_batch_size_per_gpu=2 \\
+    trainer.micro_forward_batch_size_per_gpu=8 trainer.max_prompt_length=256 generator.max_input_length=1024 \\
+    generator.sampling_params.max_generate_length=512 trainer.placement.policy_num_gpus_per_node=4 """
 OPTIM = "actor_rollout_ref.actor.optim."
 HOST = f"+{OPTIM}override_optimizer_config.optimizer_cpu_offload=True"
 PRECISE = f"+{OPTIM}override_optimizer_config.use_precision_aware_optimizer=True"
@@ -192,6 +196,30 @@ def test_easyr1_is_read_as_verl(tmp_path: Path) -> None:
     shard = "worker.actor.fsdp.enable_full_shard=false worker.ref.fsdp.enable_cpu_offload=false"
     apart = read(tmp_path, f"{script} {shard}", "examples/run.sh").job
     assert (apart.fsdp.sharding_strategy, apart.reference) == ("SHARD_GRAD_OP", "resident")
+
+
+def test_skyrl_is_read_as_verl(tmp_path: Path) -> None:
+    found = read(tmp_path, SKY)
+    job = found.job
+    assert (found.framework, job.trainer, job.method, job.entropy) == ("SkyRL 0.4", "skyrl", "grpo", "metric")
+    assert (job.batch_size, job.gradient_accumulation_steps, job.sequence_length, job.num_gpus) == (2, 32, 1536, 4)
+    assert (job.logprob_token_budget, job.sharding, job.reference) == (8 * 1536, "fsdp2", "offloaded")
+    assert job.trainer_offload == ("parameters", "optimizer", "gradients")
+    assert not deciding(found)
+    lora = read(tmp_path, f"{SKY} trainer.policy.model.lora.rank=8 generator.enforce_eager=true").job
+    assert (lora.lora.r, lora.reference, lora.rollout.enforce_eager) == (8, "offloaded", False)  # type: ignore[union-attr]
+    newer = "generator.inference_engine.num_engines=2 generator.inference_engine.tensor_parallel_size=2"
+    apart = read(tmp_path, f"{SKY} {newer} trainer.placement.colocate_all=false trainer.strategy=fsdp", num_gpus=8).job
+    assert (apart.num_gpus, apart.sharding, apart.trainer_offload) == (4, "fsdp2", ())
+    assert (apart.rollout.placement, apart.rollout.num_gpus) == ("separate", 4)  # type: ignore[union-attr]
+    whole = "trainer.strategy=megatron trainer.policy.megatron_config.tensor_model_parallel_size=2"
+    on = read(tmp_path, f"{SKY} {whole} megatron_config.policy.pipeline_model_parallel_size=2").job
+    assert (on.trainer, on.tensor_parallel, on.pipeline_parallel) == ("skyrl-megatron", 2, 2)
+    asked = {each.asks for each in read(tmp_path, SKY.replace("generator.sampling_params.max", "x.y")).unread}
+    assert "sequence_length" in asked
+    assert deciding(read(tmp_path, f"{SKY} generator.max_total_tokens=9000")) == {
+        "generator.max_total_tokens": "lengths"
+    }
 
 
 def test_a_config_beside_the_script_is_read_under_its_overrides(tmp_path: Path) -> None:

@@ -68,11 +68,13 @@ RUNS = {
         "verl-megatron",
         "areal",
         "areal-megatron",
+        "skyrl",
         *IN_TURN,
         *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7")),
     }
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
     "grpo": {"pytorch", "openrlhf", "verl", "slime", "trl", "areal", "nemo-rl", "prime-rl", "megatron-swift"}
+    | {"skyrl", "skyrl-megatron"}
     | RL_ON_MEGATRON
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
     "rloo": {
@@ -80,6 +82,8 @@ RUNS = {
         "openrlhf",
         "verl",
         "verl-megatron",
+        "skyrl",
+        "skyrl-megatron",
         *(f"trl {since}" for since in ("0.27", "0.29", "1.7", "1.14", "1.15")),
     },
     "online-dpo": {"pytorch", "trl"},

@@ -41,10 +41,12 @@ TAKEN = {
         1.0=0.17.1 1.4=0.18.0 1.8=0.23.0 1.12=0.27.1 1.16=0.31.0"""
     ),
     ("verl", "vllm"): pairs_of("0.1=0.6.3 0.2=0.7.3 0.3=0.8.5 0.6=0.10.0 0.6.1=0.11.0 0.7=0.12.0 0.9=0.24.0"),
+    ("skyrl", "vllm"): {"0": "0.13.0"},
     ("verl", "sglang"): pairs_of("0.4=0.4.6 0.5=0.4.8 0.6=0.5.2 0.6.1=0.5.5 0.7=0.5.6 0.8=0.5.8 0.9=0.5.12"),
 }
 """The newest engine that a trainer takes from a version of its own on: the extras of trl 0.24 to 1.16 (before, none is
-named: the newest that was out), verl's setup.py of 0.1 and 0.2, images up to 0.7 and extras of 0.8 and 0.9."""
+named: the newest that was out), verl's setup.py of 0.1 and 0.2, images up to 0.7 and extras of 0.8 and 0.9,
+skyrl_train's of 0.4."""
 
 
 def taken_by(trainer: str, version: str, engine: str) -> str:

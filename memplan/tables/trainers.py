@@ -51,7 +51,8 @@ _named = dict.fromkeys(("switches", "switches_over_several"), lambda name: _swit
 TRAINERS = Eras(Rows(__file__, Trainer, **_named))
 SHOWN_HEADS = by_word(
     {
-        "selective": "selective-kernel flash-cross-entropy flash-cross-entropy-in-place",
+        "selective": """selective-kernel flash-cross-entropy flash-cross-entropy-in-place
+            flash-cross-entropy-overwritten""",
         "log-softmax": """stacked-log-softmax one-hot exponentiated sliced-log-softmax unpadded-slices
             megatron-fused megatron-log-probs shared-softmax jensen-shannon kl-divergence""",
         "cross-entropy": """shifted-cross-entropy repeated-cross-entropy foak-cross-entropy compiled-cross-entropy
@@ -97,7 +98,7 @@ def find_trainer(name: str, version: str = "") -> Trainer:
     return fitting[-1] if fitting else eras[0]
 
 
-ON_MEGATRON = ("megatron", "megatron-swift", "nemo-rl-megatron", "verl-megatron", "slime")
+ON_MEGATRON = ("megatron", "megatron-swift", "nemo-rl-megatron", "verl-megatron", "slime", "skyrl-megatron")
 """Trainers on Megatron in the order in which one is taken where nobody names one: NVIDIA's own first, and none that is
 for other cards (MindSpeed) or that is not kept up (NeMo-Aligner)."""
 

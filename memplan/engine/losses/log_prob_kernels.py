@@ -15,6 +15,8 @@ MOST_CHUNKS = 64
 """Chunks of a loop that keeps something of each, as played at most."""
 ROWS_AT_ONCE = 128
 """Rows of ``entropy_from_logits`` (trl 1.9, trl/trainer/utils.py)."""
+MANY_ROWS = 1024
+"""Of SkyRL's, in each sequence (utils/torch_utils.py: CHUNK_SIZE)."""
 
 
 def saving_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
@@ -167,16 +169,19 @@ def shared_softmax(p: Pass, logits: Tensor, rows: int) -> Tensor:
 # -- entropy ----------------------------------------------------------------------------------------------------------
 
 
-def entropy_by_rows(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
+def entropy_by_rows(
+    p: Pass, logits: Tensor, gradient: bool, sliced: bool = True, at_once: int = ROWS_AT_ONCE
+) -> Tensor | None:
     """``entropy_from_logits``: log-softmax, its exponential and their product, 128 rows at a time; with a gradient,
     every chunk keeps the first two (trl 1.9 trainer/utils.py). Flattening a slice of several rows copies it."""
     tape = p.tape
     flat = ops.copy(tape, logits, "logits, flattened") if sliced and p.rows > 1 else logits
-    count = min(MOST_CHUNKS, max(1, p.tokens // ROWS_AT_ONCE)) if gradient else max(1, p.tokens // ROWS_AT_ONCE)
-    part, scored = Dim("128·V", logits.dim.elements // count), Dim("T/chunks", p.tokens // count)
+    rows = max(1, p.tokens // at_once)
+    count = min(MOST_CHUNKS, rows) if gradient else rows
+    part, scored = Dim(f"{at_once}·V", logits.dim.elements // count), Dim("T/chunks", p.tokens // count)
     if not gradient:
         itemsize = ops.FP32 if tape.autocast else logits.itemsize  # which autocast's log_softmax gives
-        parts = [tape.new(part, itemsize, "entropy of 128 rows") for _ in range(3)]
+        parts = [tape.new(part, itemsize, f"entropy of {at_once} rows") for _ in range(3)]
         del parts, flat  # ``logps``, its exp and their product die with each chunk (entropy_from_logits)
         return None
     entropies = []
@@ -186,6 +191,15 @@ def entropy_by_rows(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True
         entropies.append(routing_ops.reduce(tape, product, scored, "entropy"))
         del product, logps  # rebound by the next chunk; with a graph its nodes keep the first two
     return ops.concatenate(tape, entropies, p.dim("1", 1), "entropy")
+
+
+def entropy_by_many_rows(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:
+    """The same 1024 rows at a time of logits that are not flattened, under an autocast of its own: in fp32 (SkyRL
+    utils/torch_utils.py: chunked_entropy_from_logits; workers/worker.py: torch.autocast)."""
+    autocast, p.tape.autocast = p.tape.autocast, True
+    entropy = entropy_by_rows(p, logits, gradient, False, MANY_ROWS)
+    p.tape.autocast = autocast
+    return entropy
 
 
 def entropy_in_kernel(p: Pass, logits: Tensor, gradient: bool, sliced: bool = True) -> Tensor | None:

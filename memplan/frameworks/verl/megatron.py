@@ -38,7 +38,7 @@ def degrees(keys: Keys, at: str) -> dict[str, int]:
 
 def read_megatron(keys: Keys, at: str, strategy: str, optim: str) -> None:
     """Everything but the batch. ``at``: where the engine's settings stand; ``strategy``: the key that names it."""
-    keys.draft.facts["verl trainer"] = "verl-megatron"
+    keys.draft.facts["verl trainer"] = f"{keys.draft.facts.get('verl trainer', 'verl')}-megatron"
     sizes = degrees(keys, at)
     names = {job_key: name for name, job_key in SIZES.items()} | {"virtual_pipeline": VIRTUAL}
     for job_key, size in sizes.items():

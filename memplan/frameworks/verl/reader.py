@@ -27,7 +27,8 @@ from memplan.frameworks.verl.parts import copies_shared, read_engine, read_model
 from memplan.frameworks.verl.reward import read_reward
 from memplan.frameworks.verl.rollout import read_rollout
 from memplan.frameworks.verl.sft import read_old_sft, read_sft
-from memplan.frameworks.verl.source import EASY, ENGINE, RL, SFT, Given, given, marks
+from memplan.frameworks.verl.skyrl import as_verl as sky_as_verl
+from memplan.frameworks.verl.source import EASY, ENGINE, RL, SFT, SKY, Given, given, marks
 from memplan.frameworks.verl.versions import changed, code_beside, version_of
 from memplan.frameworks.verl.write import write
 from memplan.spec.reading import MOST_NAMED, Unread
@@ -60,16 +61,19 @@ def read(document: Document, draft: Draft) -> None:
     if found.kind == EASY:
         found = found._replace(settings=as_verl(found.settings), kind=RL)
         version, title = "0.7", "EasyR1"
+    elif found.kind == SKY:
+        found = found._replace(settings=sky_as_verl(found.settings, draft), kind=RL)
+        version, title = "0.6", "SkyRL"
     else:
         draft.facts["verl beside"] = code_beside(found.settings.path)
         version, title = version_of(found, draft.facts["verl beside"]), "verl"
     found = found._replace(settings=settled(draft, found.settings))
     usual = {RL: DEFAULTS, SFT: OLD_SFT, ENGINE: NEW_SFT}[found.kind]
     draft.facts["verl"] = version
-    framework = FRAMEWORK._replace(title=title, version=version if title == "verl" else "0.3")
+    framework = FRAMEWORK._replace(title=title, version={"EasyR1": "0.3", "SkyRL": "0.4"}.get(title, version))
     draft.read[-1:] = [f"{framework.label} ({document.path})"]
     keys = VerlKeys(draft, found.settings, framework, changed(usual, version))
-    if version != FRAMEWORK.version:
+    if version != FRAMEWORK.version and title != "SkyRL":
         draft.put("trainer_version", version, Origin("trainer", f"the settings are {title} {framework.version}'s"))
     {RL: read_rl, SFT: read_old_sft, ENGINE: read_sft}[found.kind](keys, found)
     name = draft.facts.get("verl trainer", "verl")
@@ -118,7 +122,8 @@ def _reference(keys: Keys, rank: int, megatron: bool) -> None:
     key, own = reference_key(keys), f"{REF}{'megatron' if megatron else 'fsdp_config'}."
     hosts = not megatron and keys.framework.title != "EasyR1"
     host = hosts or bool(keys.flag(f"{own}param_offload"))
-    keys.put("reference", ("adapter" if rank else "offloaded" if host else "resident") if key else "none", key or KL)
+    adapter = rank and keys.framework.title != "SkyRL"  # whose reference is a model of its own (RefWorker)
+    keys.put("reference", ("adapter" if adapter else "offloaded" if host else "resident") if key else "none", key or KL)
     if key and not rank and keys.flag(f"{own}reshard_after_forward") is False:
         why = "the reference, which is left gathered when it has scored, is counted as divided"
         keys.warn(f"{own}reshard_after_forward", why, "parallelism")
@@ -258,7 +263,8 @@ ASKED = {"lengths": "sequence_length", "batch": "batch_size"}
 def _felt(keys: Keys, key: str, value: Any, decides: str) -> str:
     """What of memory a fork's own setting decides; nothing where its group does not, or where it is no more than what
     is counted: verl-tool's lengths of parts (verl_tool/agent_loop/verltool_agent_loop.py: response_length)."""
-    decides = decides if decides in OF_A_GROUP.get(key.partition(".")[0], (decides,)) else ""
+    groups = {} if keys.framework.title == "SkyRL" else OF_A_GROUP  # whose ``trainer`` has batches and lengths
+    decides = decides if decides in groups.get(key.partition(".")[0], (decides,)) else ""
     decides = "" if decides in ("loss", "method") and OF_LOG_PROBS.search(key) else decides
     said = keys.draft.said
     part = key.startswith("actor_rollout_ref.agent.") and isinstance(value, int)

@@ -71,7 +71,7 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
 def _passed_on(keys: Keys) -> dict[str, str]:
     """What the engine is given: sequences at once from 0.6 on (verl 0.5 vllm_rollout/vllm_rollout_spmd.py: LLM)."""
     key = f"{ROLLOUT}max_num_seqs"
-    if keys.framework.title == "verl" and version_key(keys.draft.facts["verl"]) >= version_key("0.6"):
+    if keys.framework.title != "EasyR1" and version_key(keys.draft.facts["verl"]) >= version_key("0.6"):
         return FIELDS
     if keys.has(key):
         title = "EasyR1" if keys.framework.title == "EasyR1" else "verl before 0.6"

@@ -13,8 +13,9 @@ from memplan.frameworks.files.following import found_at, open_reference, program
 from memplan.frameworks.shell.reader import Word, scalar
 from memplan.frameworks.verl.names import sense
 
-RL, SFT, ENGINE, EASY = "rl", "fsdp_sft_trainer", "sft_trainer", "easyr1"
-"""Trainers: of reinforcement learning; the older and the newer of supervised fine-tuning; EasyR1's."""
+RL, SFT, ENGINE, EASY, SKY = "rl", "fsdp_sft_trainer", "sft_trainer", "easyr1", "skyrl"
+"""Trainers: of reinforcement learning; the older and the newer of supervised fine-tuning; EasyR1's, SkyRL's."""
+OF_SKY = re.compile(r"trainer\.(?:policy|placement)\.|generator\.(?:inference_engine|sampling_params|n_samples)")
 _SFT_PROGRAM = re.compile(r"\b(fsdp_sft_trainer|(?<=\bverl[./]trainer[./])sft_trainer(?:_ray)?)\b")
 _NO_TRAINING = re.compile(r"\bmain_(generation|eval)\w*|model_merger|\bdiagnose\b|preprocess")
 """Programs that train nothing."""
@@ -23,7 +24,7 @@ _OVERRIDE = re.compile(r"['\"]?(\+{0,2}|~)([A-Za-z_]\w*(?:\.[\w@-]+)*)=(.*)", re
 _NPROC = re.compile(r"--n(?:proc[_-]per[_-]node|nodes)")
 _MARKS = re.compile(
     r"\bactor_rollout_ref\.(actor|rollout|model)\.|\bworker\.(actor|rollout)\.|model\.partial_pretrain="
-    r"|\bverl[./]trainer[./]sft_trainer|\bdata\.max_token_len_per_gpu="
+    r"|\btrainer\.(?:policy|placement)\.\w|\bverl[./]trainer[./]sft_trainer|\bdata\.max_token_len_per_gpu="
 )
 WITHOUT_DOT = ("ulysses_sequence_parallel_size", "use_remove_padding", "engine", "model_engine", "config", "max_turns")
 """Names that stand at the top of a config and mean something; others are variables of the shell."""
@@ -40,7 +41,7 @@ class Given(NamedTuple):
 
     settings: Settings
     kind: str
-    """RL, SFT, ENGINE or EASY."""
+    """RL, SFT, ENGINE, EASY or SKY."""
     added: frozenset[str] = frozenset()
     """Names with a plus before them: the config of that version has them not."""
     config: str = ""
@@ -62,7 +63,9 @@ def marks(document: Document) -> tuple[str, ...]:
         return ("actor_rollout_ref",) if {"actor", "model", "rollout"} & set(values["actor_rollout_ref"]) else ()
     if str(values.get("_target_")).startswith("verl."):
         return ("_target_",)
-    worker, data = values.get("worker"), values.get("data")
+    worker, data, trainer = (values.get(key) for key in ("worker", "data", "trainer"))
+    if isinstance(trainer, Mapping) and isinstance(trainer.get("policy"), Mapping) and "generator" in values:
+        return ("generator",)
     if isinstance(worker, Mapping) and isinstance(worker.get("actor"), Mapping):
         return ("worker",)
     batched = isinstance(data, Mapping) and MICRO_BATCHES & set(data)
@@ -79,15 +82,14 @@ def given(document: Document, draft: Draft) -> Given:
     if document.form == "shell":
         return _of_script(document, draft)
     settings, found = document.settings, marks(document)
-    if not {"actor_rollout_ref", "worker", "data"} & set(found):
+    if not {"actor_rollout_ref", "worker", "generator", "data"} & set(found):
         part = "a part of verl's configuration" if "_target_" in found else "verl's generation or evaluation"
         raise InvalidJob(f"{settings.path}: {part}, no training", "name the script that starts one")
     own = _plain(settings)
-    kind = RL if "actor_rollout_ref" in found else EASY if "worker" in found else ENGINE
+    kind = {"actor_rollout_ref": RL, "worker": EASY, "generator": SKY}.get(found[0], ENGINE)
     model = own.values
     if kind == ENGINE and ("model.partial_pretrain" in model or "engine.strategy" not in model):
-        older = "data.max_token_len_per_gpu" not in model and "model.path" not in model
-        kind = SFT if older else ENGINE
+        kind = ENGINE if {"data.max_token_len_per_gpu", "model.path"} & set(model) else SFT
     return _settled(_over(draft, Given(own, kind), "", _default_config(settings.values)))
 
 
@@ -181,8 +183,8 @@ def _kind(values: Mapping[str, Any], texts: str) -> str:
     groups = {key.partition(".")[0] for key in values}
     if "actor_rollout_ref" in groups:
         return RL
-    if "worker" in groups:
-        return EASY
+    if "worker" in groups or any(map(OF_SKY.match, values)):
+        return EASY if "worker" in groups else SKY
     program = _SFT_PROGRAM.search(texts)
     if program and ({"data", "model"} & groups or "--config-name" in texts):
         return SFT if program.group(1) == "fsdp_sft_trainer" else ENGINE
@@ -260,7 +262,9 @@ def _module(script: str, words: list[Word]) -> str:
 def _over_code(draft: Draft, own: Given, program: str, folder: str) -> Given:
     """The settings over those that the config of the code in the project has: a fork's defaults are its own. Of these
     the names that are verl's; not what is left to resolvers, nor models in a home."""
-    base = of_program(own.settings.path, program, folder, own.config) if program and own.kind != EASY else None
+    base = (
+        of_program(own.settings.path, program, folder, own.config) if program and own.kind not in (EASY, SKY) else None
+    )
     if base is None or own.settings.paths.get(next(iter(base.values), ""), "") == base.path:
         return own
     said = own.settings.values
