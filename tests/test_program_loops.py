@@ -308,3 +308,46 @@ def test_a_loss_that_is_not_read_is_asked_for_by_name_and_what_nothing_calls_cha
     assert (given.fits, given.job["batch_size"], given.job["sequence_length"]) == ("yes", 16, 256)
     whole = SCORED.replace("return self.score(self.model(ids).last_hidden_state[:, -1])", "return self.model(ids).loss")
     assert checked("train.py", whole.replace("train(batch_size=8)", "train(batch_size=4)")).hint == found.hint
+
+
+LIGHTNING = """\
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.float32)
+    def forward(self, **batch):
+        return self.model(**batch)
+    def shared_step(self, batch):
+        {step}
+    def training_step(self, batch, at):
+        return self.shared_step(batch)
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-5)
+rows = [tokenizer(text, truncation=True, max_length=512) for text in texts]
+trainer = pl.Trainer({arguments})
+trainer.fit(Module(), DataLoader(rows, batch_size=4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments", "expected"),
+    [
+        ("return self(**batch).loss", "", ("yes", "fp32", False, 1, None)),
+        ("return self(**batch).loss", "precision='bf16-mixed', accumulate_grad_batches=4",
+         ("yes", "bf16-amp", True, 4, None)),
+        ("return {'loss': self.model(**batch)[0]}", "precision='16-true'", ("yes", "fp16", False, 1, None)),
+        ("return self(**batch).loss", "strategy='deepspeed_stage_2'", ("yes", "fp32", False, 1, "zero2")),
+        ("return criterion(self(**batch).logits)", "", ("unclear", "fp32", False, 1, None)),
+    ],
+)  # fmt: skip
+def test_lightning_runs_a_step_of_a_module(step: str, arguments: str, expected: tuple[object, ...]) -> None:
+    found = checked("train.py", LIGHTNING.format(step=step, arguments=arguments))
+    keys = ("precision", "autocast", "gradient_accumulation_steps")
+    sharding = found.job["sharding"] if found.job.get("sharding") != "none" else None
+    assert (found.fits, *(found.job.get(key) or False for key in keys), sharding) == expected
+    assert (found.job["batch_size"], found.job["sequence_length"]) == (4, 512)
+    assert "own_loss" in found.hint or found.fits == "yes"

@@ -57,4 +57,10 @@ def forwarded(call: Call, module: Any) -> Any:
     found = module.own.method("forward") if isinstance(module, Thing) and module.own else None
     if found is None:
         return call.unknown()
-    return call.run.invoke(Function(found.node, found.frame, found.path, module), call.args, call.named, call.place)
+    before, last = len(call.run.things), found.node.body[-1]
+    made = call.run.invoke(Function(found.node, found.frame, found.path, module), call.args, call.named, call.place)
+    inner = last.value if isinstance(last, ast.Return) else None
+    for each in call.run.things[before:] if inner is not None else ():
+        if each.values.get("node") is inner:  # return self.model(**inputs): the outputs are the model's own
+            each.values["node"] = call.node
+    return made

@@ -1,5 +1,6 @@
 """Settings of a training loop of a program's own, as transformers' arguments have them."""
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,17 @@ from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown, is_plain
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+def loaders_around(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing]:
+    """The loaders that the loops around a backward go through, the innermost first."""
+    loops = [each for each in ast.walk(scope) if isinstance(each, ast.For)] if scope is not None else []
+    around = [loop for loop in loops if any(each is node for each in ast.walk(loop))]
+    names = [
+        each for loop in around[::-1] for each in ast.walk(loop.iter) if isinstance(each, (ast.Name, ast.Attribute))
+    ]
+    values = [run.evaluate(each, run.frame) for each in names]
+    return [each for each in values if isinstance(each, Thing) and each.last == "DataLoader"]
 
 
 def batches_of(run: Run, backward: Thing) -> Iterator[tuple[str, Any, Place]]:

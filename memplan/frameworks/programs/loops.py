@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memplan.frameworks.base import FILE, Draft, Origin
+from memplan.frameworks.programs import lightning
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.changes import MARK
 from memplan.frameworks.programs.engines import INITIALISED
-from memplan.frameworks.programs.loop_settings import batches_of, precision_of, sharding_of
+from memplan.frameworks.programs.loop_settings import batches_of, loaders_around, precision_of, sharding_of
 from memplan.frameworks.programs.losses.bound import found_in_loop
 from memplan.frameworks.programs.losses.put import ask_loss, put_bound
 from memplan.frameworks.programs.models import as_it_is
@@ -43,27 +44,24 @@ def noted(call: Call, callee: Any) -> None:
     run = call.run
     if run.aside:
         return
+    fitted = None
     if isinstance(callee, Thing) and callee.name == "model":
         through = tuple(node for node, _ in run.stack)
         values = {"node": call.node, "model": as_it_is(callee), "within": run.within, "through": through}
         run.things.append(Thing(FORWARD, call.place, values))
-    elif call.name == "backward":
+    elif call.name == "backward" or (fitted := _fitted(call)) is not None:
         scope = run.stack[-1][0] if run.stack else None
         beside = alive(run, Thing(LOOP, call.place))
         values = {"node": call.node, "scope": scope, "beside": beside, "uncalled": run.uncalled, "frame": run.frame}
-        run.things.append(Thing(BACKWARD, call.place, values | {"loaders": _loaders(run, scope, call.node)}))
+        more = fitted.values if fitted is not None else {"loaders": loaders_around(run, scope, call.node)}
+        run.things.append(Thing(BACKWARD, fitted.place if fitted is not None else call.place, values | more))
         run.differentiates |= not run.uncalled
 
 
-def _loaders(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing]:
-    """The loaders that the loops around a backward go through, the innermost first."""
-    loops = [each for each in ast.walk(scope) if isinstance(each, ast.For)] if scope is not None else []
-    around = [loop for loop in loops if any(each is node for each in ast.walk(loop))]
-    names = [
-        each for loop in around[::-1] for each in ast.walk(loop.iter) if isinstance(each, (ast.Name, ast.Attribute))
-    ]
-    values = [run.evaluate(each, run.frame) for each in names]
-    return [each for each in values if isinstance(each, Thing) and each.last == "DataLoader"]
+def _fitted(call: Call) -> Thing | None:
+    """The step of Lightning's ``trainer.fit(module)``."""
+    of_trainer = isinstance(call.owner, Thing) and call.owner.name == lightning.TRAINER
+    return lightning.fitted(call) if of_trainer and call.name == "fit" else None
 
 
 def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
@@ -263,7 +261,7 @@ def _trainer(run: Run, backward: Thing, forward: Thing, turn: _Turn, more: bool 
         args.set("optim", Unknown("made where it is not read", place), place)
     for key, value, where in (*batches_of(run, backward), *precision_of(run, forward), *sharding_of(run, config)):
         args.set(key, value, where)
-    args.set("gradient_accumulation_steps", _steps(run, turn), place)
+    args.set("gradient_accumulation_steps", backward.values.get("steps") or _steps(run, turn), place)
     return trainer
 
 

@@ -147,7 +147,7 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
     for key in ("_attn_implementation", "attn_implementation", "use_flash_attention_2"):
         if values.get(key) is not None:
             gathered.add(key.lstrip("_"), values[key], thing.places[key])
-    dtype = next((key for key in ("dtype", "torch_dtype", "cast") if values.get(key) is not None), "")
+    dtype = next((key for key in ("cast", "dtype", "torch_dtype") if values.get(key) is not None), "")
     if dtype:
         gathered.add("dtype", values[dtype], thing.places[dtype])
     elif unsloth:

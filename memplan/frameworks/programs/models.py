@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from memplan.frameworks.programs import lightning
 from memplan.frameworks.programs.beside import saved_model
 from memplan.frameworks.programs.call import Call, name_by_position
 from memplan.frameworks.programs.others import alive, models_of, put_on_card
@@ -54,7 +55,7 @@ def made(call: Call, callee: Ref) -> Any:
         and (package != "unsloth" or last == "UnslothTrainer")
     ):
         return note_trainer(call.run, call.thing(callee.name))
-    if (other := put_on_card(call, callee)) is not None:
+    if (other := put_on_card(call, callee) or lightning.made(call, callee)) is not None:
         return other
     if last in RETURNS_FIRST and callee.known:
         return _changed(call, last, unsloth=cls in UNSLOTH)

@@ -105,6 +105,7 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
     own = set(_places({key: value for key, value in trainer.values.items() if key in GIVEN or key[:1] == "*"}))
     asked = {each.place: each for each in trainer.values.get("?asked", ())}
     beside = (each for each in trainer.values.get("?beside", ()) if each.place not in own | asked.keys())
+    first = next((each.values.get("model_name_or_path") for each in models_of(trainer.values.get("model"))), None)
     for model in [*asked.values(), *beside]:
         name, where = model.values.get("model_name_or_path"), str(model.place)
         if (cls := model.values["class"]) in LOADS:
@@ -112,6 +113,7 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
             hint = f"add --without {cls}, if what is free holds it"
             draft.warn(cls, where, f"{what}, beside the one that is trained", "model", hint)
             continue
+        name = draft.said.get("model") if name is not None and _written(name) == _written(first) else name
         if not isinstance(name, str):
             draft.warn("model", where, "a second model on the card is not known", "model")
             continue
@@ -125,6 +127,11 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
             draft.bound("model", where, "a second model of few bits on the card is counted in bf16", "quantisation")
         draft.values["extra_models"] = [*draft.values.get("extra_models", ()), row]
         draft.origins.setdefault("extra_models", Origin(FILE, f"{where}: a second model on the card"))
+
+
+def _written(name: Any) -> str:
+    """A model's name, or what it is read from: an option names the model that is trained, and its copies."""
+    return str(getattr(name, "text", name))
 
 
 def _places(value: Any, depth: int = 0) -> Iterator[Place]:
