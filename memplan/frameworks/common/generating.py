@@ -165,10 +165,10 @@ def warn_felt(keys: Keys, at: str, names: Iterable[str] = FELT) -> None:
             keys.warn(key, "of the engine is not modelled", "engine")
 
 
-def warn_engine(keys: Keys, key: str, why: str) -> None:
+def warn_engine(keys: Keys, key: str, why: str, hint: str = "") -> None:
     """An engine on the trainer's cards that nothing here describes."""
     keys.skip(key)
-    keys.draft.warn(f"{keys.settings.prefix}{key}", keys.settings.where(key), why, "engine")
+    keys.draft.warn(f"{keys.settings.prefix}{key}", keys.settings.where(key), why, "engine", hint)
 
 
 def put_offload(keys: Keys, parts: Mapping[str, Iterable[str]]) -> None:

@@ -225,7 +225,7 @@ def _close(keys: Keys) -> None:
             decides = _felt(keys, key, value, decides)
             why = no_less(decides, key, value, keys.draft.values)
             if why:
-                keys.bound(key, why, decides)
+                keys.bound(key, why, decides, "precision" if decides == "precision" else "")
             elif why is None and decides in ASKED:
                 what = f"{key[:60]} {str(value)[:20]} is no setting of {keys.framework.label} that is known"
                 _ask_instead(keys, key, what, decides)

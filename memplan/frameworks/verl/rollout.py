@@ -44,9 +44,11 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
     if name and word not in NAMES:
         keys.remark(f"{word[:40]} is counted as {name}", key)
     apart = _apart(keys, found_config)
+    name = name or (keys.draft.options.get("rollout") or {}).get("engine")
     if name is None:
         if not apart:
-            generating.warn_engine(keys, key, f"the generation engine ({word[:20]}) beside the trainer is not counted")
+            why = f"the generation engine ({word[:20]}) beside the trainer is not counted"
+            generating.warn_engine(keys, key, why, "add --set rollout.engine=vllm, or sglang, where it is that")
         return
     generating.put_engine(keys, name, key, separate=apart or None)
     if keys.framework.title == "EasyR1":  # its engine is in the workers' processes: vllm_rollout_spmd.py
