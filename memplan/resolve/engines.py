@@ -42,10 +42,11 @@ def level_of(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> i
     return level
 
 
-def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = False) -> None:
-    """Raise InvalidJob for a version that is not modelled, and for degrees, formats or settings that it refuses."""
+def checked(of: Generator, gpu: Gpu | None, expandable_segments: bool = False) -> Generator:
+    """The engine, with why it fails as it is set. Raises InvalidJob for a version that is not modelled, and for degrees
+    and formats that it refuses."""
     if of.engine == "hf":
-        return
+        return of
     stored = of.model.quantization
     form = of.quantization if of.quantization != "none" or stored is None else stored.form
     least = next((capability for name, capability in LEAST_CAPABILITY.items() if name in form), 0.0)
@@ -83,12 +84,11 @@ def check_engine(of: Generator, gpu: Gpu | None, expandable_segments: bool = Fal
         )
     later = (row for row in ERAS if row.engine == of.engine and row.since > era.since)
     first = next((row for row in later if row.expandable_sleeps), None)
-    if of.sleep and expandable_segments and not era.expandable_sleeps:
-        newer = f", or {of.engine} {'.'.join(map(str, first.since))} and later" if first else ""
-        raise InvalidJob(
-            f"rollout.sleep: {of.engine} {of.version} fails where allocator.expandable_segments is true",
-            f"allocator.expandable_segments: false{newer}",
-        )
+    if not of.sleep or not expandable_segments or era.expandable_sleeps:
+        return of
+    newer = f", or {of.engine} {'.'.join(map(str, first.since))} and later" if first else ""
+    why = "it does not sleep where allocator.expandable_segments is true"
+    return of._replace(fails=(why, f"allocator.expandable_segments: false{newer}"))
 
 
 def _degrees(of: Generator, number: int) -> str:

@@ -2,7 +2,7 @@
 
 from memplan.errors import InvalidJob
 from memplan.models import load_model
-from memplan.resolve.engines import away_of, check_engine, drafted, level_of, shares_weights, syncing
+from memplan.resolve.engines import away_of, checked, drafted, level_of, shares_weights, syncing
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import as_base
 from memplan.spec.generation import Generator, indivisible
@@ -211,7 +211,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         host_copy=row.host_copy,
         margin=found.hardware.margin,
     )
-    check_engine(made, found.hardware.gpu, found.hardware.expandable_segments)
+    made = checked(made, found.hardware.gpu, found.hardware.expandable_segments)
     return made._replace(scorer=_scorer(job, found, notes))
 
 
@@ -228,7 +228,7 @@ def _scorer(job: Job, found: Recipe, notes: Notes) -> Generator | None:
     of = alone(job.model_copy(update=plain), load_model(said.model or {}), gpu, Notes({}))
     level = 0 if said.rollout is not None and said.rollout.sleep == "none" else 1
     of = of._replace(separate=False, sleep=level, gpus=found.parallel.world)
-    check_engine(of, found.hardware.gpu, found.hardware.expandable_segments)
+    of = checked(of, found.hardware.gpu, found.hardware.expandable_segments)
     notes.assume(
         f"reward: {of.model.name} in {of.engine} {of.version} on the cards that train, its share {of.share:g}, tensor "
         f"parallel {of.tensor_parallel}, " + ("asleep but while it scores" if level else "awake throughout")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.resolve.engines import check_engine, drafted
+from memplan.resolve.engines import checked, drafted
 from memplan.resolve.models import policy_model
 from memplan.resolve.notes import Notes
 from memplan.spec.generation import Generator
@@ -71,8 +71,7 @@ def served(base: Recipe, given: JobInput) -> Recipe:
     model = policy_model(given, job, notes)
     notes.assumptions[:] = [each for each in notes.assumptions if not each.startswith(OF_TRAINING)]
     expandable = base.hardware.expandable_segments or job.allocator.expandable_segments
-    of = generator(job, model, gpu, notes)._replace(expandable=expandable)
-    check_engine(of, gpu, expandable)
+    of = checked(generator(job, model, gpu, notes)._replace(expandable=expandable), gpu, expandable)
     told = base.provenance
     shown = {key: told.job[key] for key in (*KEPT, "num_gpus") if key in told.job}
     shown |= {"method": job.method, "num_gpus": of.gpus, "rollout": resolved(of)}

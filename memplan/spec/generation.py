@@ -115,6 +115,8 @@ class Generator(NamedTuple):
     """flashinfer: it sorts nothing, whatever the version does by itself."""
     sleep: int = 0
     """Level: 0 none, 1 weights on the host, 2 weights nowhere."""
+    fails: tuple[str, str] = ("", "")
+    """Why it does not start as it is told to, on any card, and what to change."""
     shared_weights: bool = False
     draft: Draft | None = None
     adapter_rank: int = 0

@@ -163,7 +163,11 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         why=why,
         hint=surer(start) if may_fail else hint,
         may_fail=may_fail,
-        may_start=bool(why) and not of.kv_cache_memory and budget <= max(there, 0) and short <= doubt,
+        may_start=bool(why)
+        and not of.fails[0]
+        and not of.kv_cache_memory
+        and budget <= max(there, 0)
+        and short <= doubt,
     )
 
 

@@ -87,6 +87,8 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
     """Why it does not start, and what to change; empty texts where it does. ``over``: graphs have no room."""
     of, needed = start.of, start.cache.request(start.of.max_model_len)
     blocks = start.cache.blocks(start.kv)
+    if of.fails[0]:
+        return of.fails
     if start.era.checks and not of.kv_cache_memory and start.budget > start.free:
         told = (
             f"{format_bytes(max(0, start.free))} are free, and a share of {of.share:g} is {format_bytes(start.budget)}"
