@@ -110,3 +110,27 @@ def test_fsdp_does_not_join_routers_in_fp32_with_half_precision_weights() -> Non
     assert resolve(read_job(job(model, "5.24", sharding="fsdp2", **lora)))
     with pytest.raises(InvalidJob, match="FSDP1 joins weights of one dtype alone"):
         resolve(read_job(job(model, "5.24", sharding="fsdp", **lora)))
+
+
+@pytest.mark.parametrize(
+    ("version", "attention", "least", "most"),
+    [
+        ("4.47", "sdpa", 32 * 64, 32 * 90),  # fp32 probabilities of 16 heads, which each block keeps
+        ("4.49", "sdpa", 2 * 64, 200),  # checkpoints: probabilities and scores, or their gradients, of one block
+        ("4.51", "sdpa", 1, 4),  # the fused kernel, under a mask
+        ("4.49", "flash", 0, 0),
+    ],
+)
+def test_qwens_towers_attended_over_all_patches_at_once(version: str, attention: str, least: int, most: int) -> None:
+    """Bytes of each pair of patches: 4.45 to 4.50 give SDPA queries without a row, which no fused kernel takes."""
+    keys = {"sequence_length": 1100, "attention": attention, "gradient_checkpointing": "full", "optimizer": "sgd"}
+    images = {"images": {"per_example": 1, "patches": 4096}}
+    one, other = (
+        next(
+            each
+            for each in estimate(job("qwen2-vl-2b", of, **keys, **images)).per_gpu.instants
+            if "vision-b" in each.name
+        )
+        for of in (version, "4.54")
+    )
+    assert least <= (one.allocated_bytes - other.allocated_bytes) / 4096**2 <= most

@@ -90,7 +90,7 @@ class PassPlan(NamedTuple):
             self.rows,
             self.length,
             self.images,
-            self.style,
+            self.style if self.style == "no-grad" or tower.checkpoints else "plain",
             self.gradients,
             self.embedding_trained,
             partly and self.style in ("checkpoint", "reentrant"),

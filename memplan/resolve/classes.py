@@ -11,11 +11,15 @@ from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import Job
 from memplan.spec.layer import Run
 from memplan.spec.model import ModelSpec
+from memplan.spec.vision import Tower
 from memplan.tables.families import FAILING, FLASH_UNTIL, FP32_ROUTERS
 from memplan.tables.styles import Optimizer
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
 
+JOINED = ("qwen2_vl", "qwen2_5_vl")
+"""Families whose towers ran SDPA over all patches at once (transformers 4.45 to 4.52 modeling_qwen2_vl.py and
+modeling_qwen2_5_vl.py: VisionSdpaAttention)."""
 OTHER_CLASSES = ("litgpt", "nemo-aligner")
 """Trainers with model classes of their own, beside those that run on Megatron."""
 
@@ -35,7 +39,7 @@ def as_class_runs(job: Job, trainer: Trainer, spec: ModelSpec, notes: Notes) -> 
     if has_own_classes(trainer):
         return spec
     if not trainer.models.newest:
-        return _of_older_class(spec)
+        return _of_older_class(spec, trainer.models.joined_towers if spec.family in JOINED else "")
     why = FAILING.get(spec.family)
     if why and _names_newest(job, trainer):
         raise InvalidJob(f"model: {why}", "use another version: trainer_version: 5.23")
@@ -101,7 +105,7 @@ def _with_wide_router(run: Run) -> Run:
 
 
 @lru_cache(maxsize=64)
-def _of_older_class(spec: ModelSpec) -> ModelSpec:
+def _of_older_class(spec: ModelSpec, joined: str) -> ModelSpec:
     """The model's outputs did not hold those of its tower (transformers 5.23 modeling_outputs.py), and Gemma 4 handed
     no keys on where none are read (configuration_gemma4.py: kv_sharing_modes). GPT-J and CodeGen had eager attention
     alone, and a table of positions in each layer (modeling_gptj.py)."""
@@ -109,11 +113,19 @@ def _of_older_class(spec: ModelSpec) -> ModelSpec:
         mixer = {"style": spec.family, "eager_only": True, "rotary": "concatenated"}
         runs = tuple(_with_mixer(run, mixer) for run in spec.runs)
         return spec.but(runs=runs, buffer_bytes=spec.buffer_bytes * spec.num_layers)
-    update: dict[str, object] = {"tower": spec.tower.but(older=True)} if spec.tower else {}
+    update: dict[str, object] = {"tower": _older_tower(spec.tower, joined)} if spec.tower else {}
     mixers = [run.layer.mixer for run in spec.runs]
     if any(getattr(each, "makes_kv", "") for each in mixers) and not any(getattr(each, "reads", "") for each in mixers):
         update["runs"] = tuple(_with_mixer(run, {"makes_kv": ""}) for run in spec.runs)
     return spec.model_copy(update=update) if update else spec
+
+
+def _older_tower(tower: Tower, joined: str) -> Tower:
+    """``joined``: 'kept' is 'math', and no block is a checkpoint (transformers 4.45 to 4.47)."""
+    kernel = "math" if joined == "kept" else joined
+    blocks = [run.block.but(attention=run.block.attention.but(joined=kernel)) for run in tower.runs]
+    runs = tuple(run.but(block=block) for run, block in zip(tower.runs, blocks, strict=True))
+    return tower.but(older=True, checkpoints=joined != "kept", runs=runs)
 
 
 def _with_mixer(run: Run, update: dict[str, object]) -> Run:

@@ -26,6 +26,9 @@ class VisionAttention(Mixer):
     """Eager attention's softmax is in fp32; else as autocast has it."""
     packed: bool = False
     """Patches of all images stand in one sequence, and attention runs image by image (or window by window)."""
+    joined: Literal["", "mask", "math"] = ""
+    """SDPA runs over all patches at once under a mask of booleans: 'mask'; 'math' where queries have no row, which no
+    fused kernel takes. Empty: image by image, or window by window."""
     window_patches: int | None = None
     """Patches of a window, where attention is confined to windows (Qwen2.5-VL)."""
     rotary: Literal["none", "fp32", "narrow", "complex"] = "none"
@@ -188,6 +191,8 @@ class Tower(Described):
     """A key of ``engine.projection.PROJECTIONS``; empty where images are not modelled yet."""
     resampler: Resampler | None = None
     """What reads the projected patches into latents."""
+    checkpoints: bool = True
+    """Its blocks are checkpoints where the language model's layers are."""
     fails: str = ""
     """Why its class itself fails on images."""
     masked: bool = False

@@ -45,6 +45,7 @@ class ModelClasses(NamedTuple):
     """They do before SDPA with and without a mask (transformers before 4.54's ``use_gqa_in_sdpa``)."""
     repeats: bool = False
     """Its attention repeats keys and values, whatever the kernel."""
+    joined_towers: str = ""  # of Qwen2-VL and Qwen2.5-VL: ``VisionAttention.joined``
     unties: bool = False
     """Its class has a head of its own where the checkpoint ties it to the embeddings: twice the weights."""
     freezes_tower: bool = False
@@ -262,8 +263,7 @@ class Trainer(NamedTuple):
     rollouts: Rollouts = Rollouts()
     switches: Mapping[str, tuple[Any, ...]] = _NONE
     """What it can be told of a plan's choices, by job key (trainer_switches.txt); a key that is not named is free."""
-    switches_over_several: Mapping[str, tuple[Any, ...]] = _NONE
-    """Where that is otherwise on several GPUs."""
+    switches_over_several: Mapping[str, tuple[Any, ...]] = _NONE  # where that is otherwise on several GPUs
     source: str = ""
 
     @property

@@ -4,7 +4,7 @@ from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.spec.parts import Attention
+from memplan.spec.parts import Attention, Mixer
 
 
 def eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> tuple[Tensor, Tensor]:
@@ -93,6 +93,6 @@ def repeat_kv(p: Pass, mixer: Attention, x: Tensor, label: str, dim: Dim, batche
     return ops.copy(p.tape, x, label, dim)
 
 
-def scores_of(p: Pass, mixer: Attention) -> Dim:
-    """One element for each query head and pair of positions."""
-    return Dim("T·H·s", p.tokens * p.length * mixer.num_heads)
+def scores_of(p: Pass, mixer: Mixer, length: int = 0) -> Dim:
+    """One element for each query head and pair of positions, in rows of ``length`` where they are not the pass's."""
+    return Dim("T·H·s", p.tokens * (length or p.length) * mixer.num_heads)

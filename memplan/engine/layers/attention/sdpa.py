@@ -9,6 +9,7 @@ from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Attention
+from memplan.spec.vision import VisionAttention
 
 
 def attention_kernel(mode: Mode, mixer: Attention, length: int, itemsize: int) -> str:
@@ -64,25 +65,30 @@ def math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
     return ops.copy(p.tape, grouped_math(p, mixer, q, k, v, q_dim), "attention output")
 
 
-def grouped_math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim) -> Tensor:
-    """In fp32, keys and values repeated to all heads, a causal mask of s × s, s × s probabilities kept; the scaled keys
-    are a temporary of the product, and so are the queries of several rows, unless rotary left them
-    head-major (aten/native/transformers/attention.cpp).
+def grouped_math(
+    p: Pass, mixer: Attention | VisionAttention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim, length: int = 0
+) -> Tensor:
+    """In fp32, keys and values repeated to all heads, a mask of s × s, s × s probabilities kept; the scaled keys are a
+    temporary of the product, and so are the queries of several rows, unless rotary left them head-major
+    (aten/native/transformers/attention.cpp). ``length``: all tokens stand in one row.
 
     Not counted: the sum of scores and mask, which softmax's result replaces (in place on a real device)."""
     tape, before = p.tape, q.itemsize
     autocast, tape.autocast = tape.autocast, 0
     wide_q, wide_k, wide_v = (ops.cast(tape, x, ops.FP32, "attention in fp32") for x in (q, k, v))
     scaled_q = ops.scale(tape, wide_q, "scaled queries")
-    bias = tape.new(Dim("s²", p.length * p.length), ops.FP32, "attention bias")
-    all_k, all_v = ops.copy(tape, wide_k, "repeated keys", q_dim), ops.copy(tape, wide_v, "repeated values", q_dim)
-    copied = p.rows > 1 and mixer.rotary != "concatenated"
+    bias = tape.new(Dim("s²", (length or p.length) ** 2), ops.FP32, "attention bias")
+    all_k, all_v = wide_k, wide_v
+    if k.dim.elements < q_dim.elements:
+        all_k, all_v = ops.copy(tape, wide_k, "repeated keys", q_dim), ops.copy(tape, wide_v, "repeated values", q_dim)
+    copied = p.rows > 1 and mixer.rotary != "concatenated" and not length
     queries = ops.copy(tape, scaled_q, "queries") if copied else scaled_q
-    scores = ops.matmul(tape, queries, ops.scale(tape, all_k, "scaled keys"), scores_of(p, mixer), "attention scores")
+    pairs = scores_of(p, mixer, length)
+    scores = ops.matmul(tape, queries, ops.scale(tape, all_k, "scaled keys"), pairs, "attention scores")
     del queries  # a copy that ``at::matmul`` makes of the strided, scaled q
     probabilities = safe_softmax(tape, scores, "attention probabilities")
     del scores  # ``attn = at::_safe_softmax(attn, -1)`` rebinds it (attention.cpp)
-    if mixer.dropout:
+    if getattr(mixer, "dropout", False):
         probabilities = ops.dropout(tape, probabilities, "attention probabilities")
     returned = ops.cast(tape, probabilities, before, "attention probabilities")
     out = ops.matmul(tape, probabilities, all_v, q_dim, "attention output")

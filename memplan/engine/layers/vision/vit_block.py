@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.layers.attention.eager import masked, weighted
 from memplan.engine.layers.attention.fused_kernel import aligned_bias, fused_attention
+from memplan.engine.layers.attention.sdpa import grouped_math
 from memplan.engine.layers.feed_forward import feed_forward
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.rotary import turned
@@ -73,7 +74,8 @@ def vision_attention(p: Pass, mixer: VisionAttention, x: Tensor) -> tuple[Tensor
         q, k = norm(p, mixer.norms[0], q, "h"), norm(p, mixer.norms[1], k, "h")
     if mixer.rotary != "none":
         q, k = _rotate(p, mixer, q, k)
-    by_image = mixer.packed and not mixer.blocked
+    joined = mixer.joined and p.mode.operators.attention != "flash"
+    by_image = mixer.packed and not mixer.blocked and not joined
     if by_image:
         q, k, v = (ops.split(tape, each, 1, dim)[0] for each in (q, k, v))
     out, weights = attend(p, mixer, q, k, v)
@@ -87,8 +89,24 @@ def attend(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
     if p.mode.operators.attention == "eager":
         return _eager(p, mixer, q, k, v)
     q, k, v = (ops.autocast_input(p.tape, each) for each in (q, k, v))
+    if mixer.joined and p.mode.operators.attention == "sdpa":
+        return _joined(p, mixer, q, k, v), None
     bias = _bias(p, mixer, q.itemsize) if p.mode.operators.attention == "sdpa" else None
     return fused_attention(p.tape, q, k, v, p.dim("H", mixer.num_heads), q.dim, bias, unpads=p.mode.unpads), None
+
+
+def _joined(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """All patches at once, under a mask that each block makes anew (transformers 4.45 to 4.52 modeling_qwen2_vl.py:
+    VisionSdpaAttention): the memory-efficient kernel, or PyTorch's own operations for queries without a row
+    (aten/native/transformers/cuda/sdp_utils.cpp: check_tensor_shapes)."""
+    mask = p.tape.new(Dim("T²", p.tokens * p.tokens), 1, "mask of images")
+    if mixer.joined == "math":
+        out = grouped_math(p, mixer, q, k, v, q.dim, p.tokens)
+    else:
+        bias = aligned_bias(p.tape, p.tokens, p.tokens, q.itemsize)
+        out = fused_attention(p.tape, q, k, v, p.dim("H", mixer.num_heads), q.dim, bias)
+    del mask  # a local of the attention's forward
+    return out
 
 
 def _bias(p: Pass, mixer: VisionAttention, itemsize: int) -> Tensor | None:
@@ -127,13 +145,13 @@ def _rotate(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor) -> tuple[Tens
 def _eager(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Scores, scaling, fp32 softmax, low-precision probabilities; a mask where images stand in one sequence."""
     tape, dim = p.tape, q.dim
-    length = p.tokens if mixer.blocked else min(mixer.window_patches or p.length, p.length)
+    length = p.tokens if mixer.blocked or mixer.joined else min(mixer.window_patches or p.length, p.length)
     scores = Dim("T·H·s", p.tokens * length * mixer.num_heads)
     batched = p.rows > 1 and not mixer.packed  # then products see copies of what lies across heads
     queries, keys = (ops.copy(tape, each, "queries and keys") if batched else each for each in (q, k))
     weights = ops.scale(tape, ops.matmul(tape, queries, keys, scores, "attention scores"), "attention scores")
     del queries, keys  # copies that ``matmul`` makes of strided operands, not locals
-    if mixer.blocked or mixer.tiled or p.mode.padded:
+    if mixer.blocked or mixer.joined or mixer.tiled or p.mode.padded:
         weights = masked(p, weights, weights.itemsize if mixer.tiled else p.mode.residual_itemsize)
     held = [weights]
     del weights  # rebound by softmax
