@@ -9,6 +9,7 @@ Numbers and strings are compared as they are; other values become numbers, equal
 
 from collections.abc import Callable, Container
 from functools import cache
+from inspect import getattr_static
 from itertools import chain, pairwise
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -73,6 +74,26 @@ class Reading(dict[str, Any]):
         return key
 
 
+class Copied:
+    """A copy of a watched recipe, with other values in some fields: the others are read, and noted, there; what follows
+    from fields (properties, methods) is asked of the copy."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, of: Any, kind: Any, changes: dict[str, Any]) -> None:
+        self.__dict__.update(changes)
+        self._of, self._kind = of, kind
+
+    def __getattr__(self, name: str) -> Any:
+        kind = self._kind
+        value = getattr(self._of, name) if name in kind._fields else getattr_static(kind, name).__get__(self, kind)
+        self.__dict__[name] = value
+        return value
+
+    def _replace(self, **changes: Any) -> "Copied":
+        return Copied(self, self._kind, changes)
+
+
 class Watched:
     """Stands for a recipe, for one of its groups, or for its parts, and notes what is read of it, in order; of a group
     of which a copy is made, all. What was read once stays as an attribute of its own."""
@@ -87,9 +108,15 @@ class Watched:
         if name in self._groups:
             value = Watched(value, self._noted, path=f"{name}.")
         else:
-            self._noted[self._path[:-1] if name == "_replace" else self._path + name] = None
+            self._noted[self._path + name] = None
         self.__dict__[name] = value
         return value
+
+    def _replace(self, **changes: Any) -> Any:
+        if self._groups:
+            return Copied(self, type(self._source), changes)
+        self._noted[self._path[:-1]] = None
+        return self._source._replace(**changes)
 
 
 class _Node(dict[Any, Any]):
