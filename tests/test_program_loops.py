@@ -351,3 +351,26 @@ def test_lightning_runs_a_step_of_a_module(step: str, arguments: str, expected: 
     assert (found.fits, *(found.job.get(key) or False for key in keys), sharding) == expected
     assert (found.job["batch_size"], found.job["sequence_length"]) == (4, 512)
     assert "own_loss" in found.hint or found.fits == "yes"
+
+
+def test_a_trainer_of_pairs_of_ones_own_is_asked_what_its_loss_holds() -> None:
+    text = OWN_PAIRS.format(loss="drawn(model(**inputs).logits, self.ref_model(**inputs).logits)")
+    found = checked("train.py", text, sequence_length=256)
+    assert (found.fits, found.hint) == ("unclear", "add --set own_loss.logits=16")
+    given = checked("train.py", text, sequence_length=256, own_loss={"logits": 16})
+    assert (given.fits, given.job["batch_size"]) == ("yes", 4)
+    assert [(each["role"], each["model"]) for each in given.job["extra_models"]] == [("teacher", "Qwen/Qwen2.5-1.5B")]
+
+
+OWN_PAIRS = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+class OwnDPOTrainer(Trainer):
+    def __init__(self, *args, ref_model=None, beta=0.1, **more):
+        super().__init__(*args, **more)
+        self.ref_model, self.beta = ref_model, beta
+    def compute_loss(self, model, inputs, **kwargs):
+        return {loss}
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")
+other = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-1.5B", dtype="bfloat16").to("cuda")
+OwnDPOTrainer(model=model, ref_model=other, beta=0.2, args=TrainingArguments(per_device_train_batch_size=2)).train()
+"""

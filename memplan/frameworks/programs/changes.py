@@ -211,7 +211,8 @@ def put_changes(trainer: Thing, found: list[Thing], run: Run, draft: Draft) -> N
             if key[:1] not in "*?" and truth(config.values[key]) is not False and config.values[key] is not None:
                 why = "a value of the program's own is in the model's config"
                 draft.warn(f"config.{key}", str(config.places[key]), why, "model")
-    reference = things(trainer.values.get("ref_model"))
+    asked = trainer.values.get("?asked", ())
+    reference = [each for each in things(trainer.values.get("ref_model")) if each not in asked]
     if found and reference and _stored(reference[0]) != _stored(found[0]):
         why = "a reference of the program's own is loaded otherwise than the model, as which it is counted"
         draft.warn(

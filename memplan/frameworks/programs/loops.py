@@ -15,7 +15,7 @@ from memplan.frameworks.programs.changes import MARK
 from memplan.frameworks.programs.engines import INITIALISED
 from memplan.frameworks.programs.loop_settings import batches_of, loaders_around, precision_of, sharding_of
 from memplan.frameworks.programs.losses.bound import found_in_loop
-from memplan.frameworks.programs.losses.put import ask_loss, put_bound
+from memplan.frameworks.programs.losses.put import UNREAD, ask_loss, put_bound
 from memplan.frameworks.programs.models import as_it_is
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.others import alive
@@ -286,7 +286,7 @@ def put_loop(trainer: Thing, draft: Draft) -> None:
     draft.remarks.append(f"{trainer.place}: a plain training loop, counted as transformers' Trainer runs it")
     if (unread := trainer.values.get("?unread")) is not None:
         forwards, why = unread
-        ask_loss(forwards, why, str(trainer.places["?unread"]), draft)
+        ask_loss(forwards, forwards, UNREAD + why, str(trainer.places["?unread"]), draft)
     if (found := trainer.values.get("?own")) is not None:
         put_bound(trainer, found, "backward", str(trainer.places["?own"]), draft)
         draft.put("hold_outputs", True, Origin(FILE, f"{trainer.place}: names of the loop live on over its backward"))

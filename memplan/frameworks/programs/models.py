@@ -176,7 +176,7 @@ def method(call: Call) -> Any:
     work = MODEL.get(name) if isinstance(owner, Thing) and owner.name == "model" else None
     if work is not None:
         return work(call)
-    if isinstance(owner, Thing) and owner.own is not None and name in WHOLE:  # a module of the program's own
+    if isinstance(owner, Thing) and owner.own and owner.last not in TRAINERS and name in WHOLE:  # a module
         for inner in models_of(owner):
             MODEL[name](call._replace(owner=inner))
         return owner

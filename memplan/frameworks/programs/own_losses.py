@@ -11,7 +11,7 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.common.optimizer_classes import STEPS, found_class, way_of
 from memplan.frameworks.programs.copied import COPY, put_copy
 from memplan.frameworks.programs.losses.bound import of_function, of_method, of_smoother
-from memplan.frameworks.programs.losses.put import CLASSES, ROWS, of_pairs, of_rows, put_unread, put_walked
+from memplan.frameworks.programs.losses.put import CLASSES, ROWS, RUNS, of_pairs, of_rows, put_unread, put_walked
 from memplan.frameworks.programs.model import SMALL
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.run import Run
@@ -58,7 +58,7 @@ def _body(own: Class, name: str = "compute_loss") -> str:
 
 def _forwards(body: str) -> int:
     """Calls of the model that the trainer hands on."""
-    return len(re.findall(r"(?<![\w.])model\(", body))
+    return len(RUNS.findall(body))
 
 
 def _leaves_it(own: Class, name: str, method: str) -> bool:

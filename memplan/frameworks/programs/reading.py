@@ -137,8 +137,9 @@ def _gather(gathered: Gathered, trainer: Thing, arguments: Any, run: Run) -> Non
         for key, value in _settings(arguments):
             if key != "predict_with_generate" or trainer.last == "Seq2SeqTrainer":  # no other generates
                 gathered.add(key, value, arguments.places.get(key, arguments.place))
+    plain = TRAINERS[trainer.last] == "transformers" and trainer.own is not None  # which has none of TRL's arguments
     for key, value in trainer.values.items():
-        if key in OF_TRAINER and not _its_own(trainer, trainer.places[key]):
+        if key in OF_TRAINER and not plain and not _its_own(trainer, trainer.places[key]):
             gathered.add(key, value, trainer.places[key], over=False)
         if key in ("?evaluate", "?predict") and not gathered.evaluates(""):  # trainer.evaluate(), whatever they say
             gathered.drop("evaluation_strategy")

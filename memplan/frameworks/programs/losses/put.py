@@ -10,13 +10,19 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.losses.bound import Found, check_rows
 from memplan.frameworks.programs.losses.tensors import NotBounded
 from memplan.frameworks.programs.models import TRAINERS
+from memplan.frameworks.programs.others import models_of
 from memplan.frameworks.programs.values import Class, Function, Thing
 from memplan.frameworks.trl.methods import method_of, method_of_class
+from memplan.tables.methods import METHODS
 from memplan.units import ceil_div
 
 ROWS = re.compile(r"SequenceClassification")
 """Classes whose head scores a row."""
 CLASSES = re.compile(r"(?:Sequence|Token)Classification|MultipleChoice")
+RUNS = re.compile(r"(?<![\w.])model\(")
+"""Where a trainer's method runs the model that it is handed."""
+BESIDE = ("ref_model", "reference_model", "teacher_model", "teacher")
+"""Arguments of trainers of a program's own that hold a second model."""
 OWN_BATCH = ("", "sft", "distill")
 """Methods that the name of a trainer may speak of whose batch has one row for each example."""
 FEW_STATES = 5
@@ -100,12 +106,14 @@ def _put_rows(rows: int, draft: Draft) -> None:
                     draft.options = {**draft.options, **more}
 
 
-def ask_loss(forwards: int, why: str, where: str, draft: Draft) -> None:
-    """Ask what a loss holds that nobody reads; each of its forwards is counted as one of a whole batch."""
-    what = f"the loss of a training loop of the program's own, which is not read{why}"
+UNREAD = "the loss of a training loop of the program's own, which is not read"
+
+
+def ask_loss(rows: int, forwards: int, what: str, where: str, draft: Draft) -> None:
+    """Ask what a loss holds that nobody reads, over so many sequences of each example."""
     hint = f"add --set own_loss.logits=16{f' --set own_loss.forwards={forwards}' if forwards > 1 else ''}"
     draft.ask("own_loss", where, what, hint)
-    draft.finishers["rows"] = partial(_put_rows, forwards)
+    draft.finishers["rows"] = partial(_put_rows, rows)
 
 
 def _collator(trainer: Thing) -> Class | Function | None:
@@ -124,6 +132,13 @@ def put_unread(trainer: Thing, changed: str, where: str, what: str, draft: Draft
     files = (method_of(str(each).partition(", line ")[0]) for each in (where, trainer.place))
     method = named_method(trainer) or next(filter(None, files), "")  # a DPOTrainer of its own, or one in dpo_trainer.py
     if TRAINERS[trainer.last] == "transformers" and method not in ("", "sft"):
-        draft.warn(changed, where, f"{name} trains by {method} with code of its own{what}", "method", WRITE)
+        what = f"{name} trains by {method} with code of its own{what}"
+        found = METHODS.get(method)
+        if found is None or not found.pairs or found.online or found.score_head or trainer.own is None:
+            draft.warn(changed, where, what, "method", WRITE)
+            return
+        forwards = max(len(RUNS.findall(ast.unparse(trainer.own.node))), 1)
+        trainer.values["?asked"] = [each for key in BESIDE for each in models_of(trainer.values.get(key))]
+        ask_loss(max(forwards, 2), forwards, what, where, draft)
     else:
         draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read{what}", "loss")
