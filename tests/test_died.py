@@ -41,6 +41,43 @@ DIED: dict[str, dict[str, Any]] = {
             "gpu_memory_utilization": 0.5,
         },
     },
+    # github.com/verl-project/verl/issues/855: a 14B on 8 H100, whose loss makes an entropy though its coefficient is 0
+    "entropy": {
+        "model": "deepseek-r1-distill-qwen-14b",
+        "trainer": "verl",
+        "trainer_version": "0.3",
+        "sharding": "fsdp",
+        "num_gpus": 8,
+        "gpu": "h100-80gb",
+        "token_budget": 24000,
+        "gradient_accumulation_steps": 14,
+        "sequence_length": 1024,
+        "completion_length": 512,
+        "attention": "flash",
+        "reference": "offloaded",
+        "rollout": {"engine": "vllm", "tensor_parallel": 8, "gpu_memory_utilization": 0.6},
+    },
+    # github.com/modelscope/ms-swift/issues/7125: LoRA of a 235B on 128 H20, whose weights are gathered whole to be sent
+    "gathered": {
+        "model": "qwen3-235b-a22b",
+        "trainer": "swift",
+        "lora": {"r": 128},
+        "zero_stage": 3,
+        "num_gpus": 128,
+        "gpu": "h20-96gb",
+        "sequence_length": 10240,
+        "completion_length": 2048,
+        "trainer_offload": ["parameters", "optimizer"],
+        "rollout": {
+            "engine": "vllm",
+            "placement": "colocate",
+            "sleep": "1",
+            "tensor_parallel": 8,
+            "expert_parallel": 8,
+            "gpu_memory_utilization": 0.7,
+            "max_model_len": 10240,
+        },
+    },
 }
 ALONE: dict[str, tuple[str, str, int, str, dict[str, Any]]] = {
     # vLLM 0.11: 70.35 GiB of cache and 3.49 of graphs, then the sampler's warm-up fails

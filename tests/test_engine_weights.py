@@ -48,6 +48,7 @@ WEIGHTS = [
     ),  # 5.43; scales in fp32, whatever the file has
     ("phi-4", {"quantization": "gptq", "version": "0.6.5"}, 8.5107),  # no zeros
     ("gemma-4-31b", {"version": "0.26.0"}, 58.99),  # keys that are values too are loaded twice
+    ("gemma-4-e2b", {"version": "0.30.0", "max_num_batched_tokens": 2496}, 9.75),  # embeddings of each layer
 ]
 
 
@@ -139,7 +140,12 @@ def test_the_fullest_stage_has_the_embedding_or_the_head(stages: int) -> None:
 
 @pytest.mark.parametrize(
     ("own", "bits"),
-    [("compressed-tensors int8", 8), ("compressed-tensors int4", 4.125), ("modelopt nvfp4", 4.5)],
+    [
+        ("compressed-tensors int8", 8),
+        ("compressed-tensors int4", 4.125),
+        ("modelopt nvfp4", 4.5),
+        ("bitsandbytes", 4.5),
+    ],
 )
 def test_checkpoints_of_one_scheme_are_served_in_it(own: str, bits: float) -> None:
     """Of a matrix of 4,096 columns: its scales are in 16 bits for 128 weights, or in 8 for 16."""
@@ -150,6 +156,13 @@ def test_checkpoints_of_one_scheme_are_served_in_it(own: str, bits: float) -> No
     )
     linears = 6_979_321_856  # of 32 layers
     assert packed == pytest.approx(plain - linears * (2 - bits / 8), rel=2e-3)
+
+
+def test_scales_that_are_quantised_too_stay_so_in_older_versions() -> None:
+    """Unsloth's file took 5.3541 GiB under 0.7.2."""
+    spec = load_model("llama-3.1-8b").model_copy(update={"quantization": Stored("bitsandbytes nested")})
+    old, new = (weights_bytes(engine(version=each)._replace(model=spec)) / GiB for each in ("0.9.1", "0.9.2"))
+    assert (old, new) == pytest.approx((5.3541, 5.6451), rel=1e-3)
 
 
 GPT_OSS = [  # 4 A100 pad both sides of an expert, Hopper its scales; one H100 of 0.25.1

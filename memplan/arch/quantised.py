@@ -106,6 +106,8 @@ def _scheme(method: str, section: Mapping[str, object]) -> tuple[str, int]:
     if method in ("gptq", "awq"):
         bits = section.get("bits", section.get("w_bit", 4))
         return (method, _group(section)) if bits == 4 else (f"{method} of {bits} bits", 0)
+    if method == "bitsandbytes" and format_of(method, section) == "nf4-double":
+        return f"{method} nested", 0
     if method == "modelopt":
         return ALGORITHMS.get(str(section.get("quant_algo")), ""), 0
     groups = _groups(section) if method == "compressed-tensors" else []

@@ -16,6 +16,8 @@ BEFORE_HOPPER = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
 HOPPER = "9.0"
 BEFORE_ADA = BEFORE_HOPPER[:-1]
 """Of cards that multiply no fp8."""
+ROCM = ("gfx942", "gfx950")
+"""AMD's."""
 
 
 class Era(NamedTuple):

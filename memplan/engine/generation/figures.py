@@ -40,6 +40,8 @@ DOUBT, LEAST = 300 * MiB, 512 * MiB
 """How far a profile run may be off; and the least that communicators of several ranks take."""
 LAID_OUT, BY_TRTLLM = ("10.0", "10.3"), (0, 21, 0)
 """Cards, and vLLM's first version, on which experts in 16 bits are laid out anew (vllm-project/vllm/pull/41268)."""
+KEEPS_FREED = (0, 11, 0)
+"""The oldest version of which it was seen."""
 WORKSPACE = 384 * MiB
 """FlashInfer's, before and after Hopper, which has others in SGLang (sglang 0.4.9 flashinfer_backend.py)."""
 RUNNING = (2048, 4096)
@@ -131,8 +133,9 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = activation - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
-    twice = era.strands and not of.kv_cache_memory
-    awake = _sum(awake, Band(space, space, space + twice * stranded(of, gpu, weights)))
+    again, counted = stranded(of, gpu, weights), era.strands and not of.kv_cache_memory
+    filled = kept + kv if of.kv_cache_memory else budget
+    awake = _sum(awake, Band(space, space, space + (again if counted else max(0, weights + again - filled))))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
     may_fail = bool(more) and not why and kept + more + start.needed > budget
@@ -207,9 +210,12 @@ def stranded(of: Generator, gpu: Gpu, weights: int) -> int:
     is closed (vllm 0.30 device_allocator/cumem.py: use_memory_pool), so that loading may run out of memory: those of
     formats (github.com/vllm-project/vllm/issues/34877, 48680), and experts laid out anew for TRT-LLM's kernels
     (issues/43951: 0.21 on GB200, 71 GiB). Where ``Era.strands``, profiling takes them for PyTorch's own (issues/40256,
-    a 70B in AWQ: 1.99 GiB a card more cache than without sleep; pull/49151: all but one whole copy of the weights)."""
-    laid = of.model.routed and gpu.architecture in LAID_OUT and version_of(of.version) >= BY_TRTLLM
-    return weights if of.engine == "vllm" and of.sleep and (laid or served(of).format != "none") else 0
+    a 70B in AWQ: 1.99 GiB a card more cache than without sleep; pull/49151: all but one whole copy of the weights);
+    elsewhere they stand beside the weights while these load alone, before the cache is there."""
+    version = version_of(of.version)
+    laid = of.model.routed and gpu.architecture in LAID_OUT and version >= BY_TRTLLM
+    replaced = laid or (served(of).format != "none" and version >= KEEPS_FREED)
+    return weights if of.engine == "vllm" and of.sleep and replaced else 0
 
 
 def request_rows(tokens: int, longest: int) -> int:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.spec.generation import Generator
+from memplan.tables.engines import BEFORE_ADA, HOPPER, ROCM, version_of
 from memplan.tables.quantizations import QUANTIZATIONS, USUAL
 from memplan.tables.texts import texts_by_name
 from memplan.units import ceil_div
@@ -49,6 +50,7 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "machete": lambda rows, columns, group: (rows * columns // 2, *(rows * ceil_div(columns, group) * 2,) * 2),
     "gptq": _symmetric,
     "nf4": _packed("nf4"),
+    "nf4-double": _packed("nf4-double"),
     "int8": _packed("int8"),
 }
 """Of a packed matrix of so many rows and columns, in groups: weights, then their scales and zeros. Marlin has symmetric
@@ -59,6 +61,9 @@ compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py)."""
 BY_MARLIN = {"fp8": "fp8-columns", "fp8-channels": "fp8-rows", "fp8-tensors": "fp8-rows"}
 """Where a card multiplies no fp8, Marlin does: with a block's scale in 16 bits for each of its columns, any other for
 each row (vllm 0.10 layers/quantization/utils/marlin_utils_fp8.py: prepare_fp8_layer_for_marlin)."""
+MACHETE, UNNESTED = (0, 19, 0), (0, 9, 2)
+"""AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel); bitsandbytes' scales that
+are quantised too are multiplied out as they load since (vllm 0.9.2 bitsandbytes_loader.py: _dequantize_dq)."""
 EXPERTS_ALONE = frozenset({"mxfp4"})
 """Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
 
@@ -66,6 +71,17 @@ EXPERTS_ALONE = frozenset({"mxfp4"})
 def quantises(name: str) -> bool:
     """Whether a format is that of every linear."""
     return name in FORMATS and name not in EXPERTS_ALONE
+
+
+def kernels_of(of: Generator, architecture: str) -> dict[str, str]:
+    """What a card's kernels make of a format, where that is another one's layout."""
+    if of.engine != "vllm":
+        return BY_MARLIN if architecture in BEFORE_ADA else {}
+    version = version_of(of.version)
+    found = BY_MARLIN if architecture in BEFORE_ADA else {"fp8": "fp8-apart"} if architecture in ROCM else {}
+    if architecture == HOPPER and not of.model.routed and version >= MACHETE:
+        found = {"awq": "machete"}
+    return found | ({"nf4-double": "nf4"} if version >= UNNESTED else {})
 
 
 class Served(NamedTuple):

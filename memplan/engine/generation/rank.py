@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from memplan.engine.generation.formats import FORMATS, quantises
 from memplan.spec.parts import FeedForward, Linear, Part
-from memplan.tables.engines import BEFORE_HOPPER, HOPPER, version_of
+from memplan.tables.engines import BEFORE_HOPPER, HOPPER, ROCM, version_of
 from memplan.tables.quantizations import MODULES
 
 Tensors = tuple[int, ...]
@@ -23,7 +23,6 @@ class Padding(NamedTuple):
     """Of the columns of weights alone."""
 
 
-ROCM = ("gfx942", "gfx950")
 MXFP4 = {
     **dict.fromkeys((*BEFORE_HOPPER, "12.0", "12.1"), Padding(256, 128)),
     "9.0": Padding(inner=64, scales=256),

@@ -9,14 +9,14 @@ from math import prod
 from typing import Any
 
 from memplan.engine.generation.cells import drafting_layer
-from memplan.engine.generation.formats import BY_MARLIN, quantises, served
+from memplan.engine.generation.formats import kernels_of, quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.engine.generation.rank import ROCM, UNGATED, Rank, Tensors, of_mxfp4
+from memplan.engine.generation.rank import UNGATED, Rank, Tensors, of_mxfp4
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
-from memplan.tables.engines import BEFORE_ADA, BEFORE_HOPPER, HOPPER, era_of, version_of
+from memplan.tables.engines import BEFORE_HOPPER, HOPPER, ROCM, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
 from memplan.tables.quantizations import DRAFT, LEFT_AT_MOST, PLAIN_IN_NVFP4, USUAL, Stored
 from memplan.units import ceil_div, round_up
@@ -40,8 +40,8 @@ FP32_GATES = {"minimax_m2": 4}
 """Bytes of a router's weight in an engine's class, where its checkpoint has less (vllm, sglang minimax_m2.py: gate)."""
 WORKSPACE = 0, 19, 0
 """Of sparse attention; older versions' were not read."""
-MACHETE = 0, 19, 0
-"""AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel)."""
+PER_LAYER = "embed_tokens_per_layer"
+"""Of its rows, those of a forward have a buffer beside a tower (vllm 0.28 gemma4_mm.py: per_layer_embeddings)."""
 
 
 def together(matrices: Iterable[Tensors]) -> Tensors:
@@ -102,11 +102,7 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         rank = rank._replace(padding=of_mxfp4(of.engine, of.version, architecture))
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
         rank = rank._replace(ungated=UNGATED)
-    kernels = BY_MARLIN if architecture in BEFORE_ADA else {}
-    if architecture in ROCM and of.engine == "vllm":
-        kernels = {"fp8": "fp8-apart"}
-    if architecture == HOPPER and of.engine == "vllm" and not spec.routed and version_of(of.version) >= MACHETE:
-        kernels = {"awq": "machete"}
+    kernels = kernels_of(of, architecture)
     rank = rank._replace(format=kernels.get(rank.format, rank.format))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
@@ -143,6 +139,8 @@ def _of_no_layer(of: Generator, rank: Rank) -> Iterator[int]:
                 yield from _part(each.part, plain) * each.copies
         if spec.tower.taps and not spec.tower.crossed:  # deepstack's buffers (qwen3_vl.py)
             yield from repeat(of.max_num_batched_tokens * spec.hidden_size * of.itemsize, len(spec.tower.taps))
+        tables = (bare.shape[-1] for part in spec.extra for bare in part.tensors if bare.name == PER_LAYER)
+        yield from (of.max_num_batched_tokens * width * of.itemsize for width in tables if of.engine == "vllm")
     for part in (*spec.extra, *spec.head_parts):
         yield from _part(part, rank._replace(format="none"), spread=False)
     yield from rank._replace(format="none").matrix(spec.project_out, 1) if spec.project_out else ()
