@@ -25,6 +25,10 @@ FILL, FULL = 37e6, 2.0**24
 best rate, until the channels are full; of fewer bytes, that share. Of 8 A100 135 µs beside these rates at 16 to 128
 MiB, of B200 65: 30 and 44 MB; H200's switch reduces (ml-engineering@744d01e network/README.md, by payload)."""
 
+ADAPTER = 12.5e9 * 0.75
+"""What one card alone reaches at least of its node's adapters where they carry more: those of 100 Gbit/s, the slowest
+of the catalogue's (presets/clusters.yaml)."""
+
 
 class Group(NamedTuple):
     """Ranks that communicate."""
@@ -122,7 +126,9 @@ def exchange(size: float, of: Group, over: Links, once: float = 1.0) -> float:
     return max(within, between) + over.ring(of)
 
 
-def send(size: float, far: bool, over: Links) -> float:
-    """Seconds of sending ``size`` bytes to one rank, of another node where ``far``."""
+def send(size: float, far: bool, over: Links, idle: float = 1.0) -> float:
+    """Seconds of sending ``size`` bytes to one rank, of another node where ``far``, one card of ``idle``, whose shares
+    of the node's adapters are free then."""
     hop = HOP_FAR if far else HOP_NEAR if over.direct else HOP_HOST
-    return size / (over.between if far else over.among(2)) + over.latency * (START_RING + hop)
+    between = max(over.between, min(over.between * idle, ADAPTER))
+    return size / (between if far else over.among(2)) + over.latency * (START_RING + hop)

@@ -249,11 +249,14 @@ def copies(each: Work, nodes: int) -> float:
 
 
 def pipeline(recipe: Recipe, work: ModelWork, over: Links) -> float:
-    """Sending one micro-batch's activations on, and their gradients back, at every boundary that a stage has."""
+    """Sending one micro-batch's activations on, and their gradients back, at every boundary that a stage has: over the
+    network by as many cards of a node as a stage has there."""
     degrees = recipe.parallel
     if degrees.pipeline == 1:
         return 0.0
     width = max(each.width for _, each in work.layers)
     tokens = recipe.rows * recipe.batch.sequence_length / degrees.context / (degrees.tensor if degrees.sequence else 1)
-    far = degrees.world > recipe.hardware.gpus_per_node
-    return 2 * degrees.virtual * send(tokens * width * recipe.numerics.itemsize, far, over)
+    near, stage = recipe.hardware.gpus_per_node, degrees.world // degrees.pipeline
+    idle = near / min(near, stage)
+    sent = tokens * width * recipe.numerics.itemsize
+    return 2 * degrees.virtual * send(sent, degrees.world > near, over, idle)
