@@ -195,14 +195,15 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, buffer: Buffer, last_instan
         ).formula("elements × 4 × share", buffer.shard, 4, round(away, 4)).since(
             "pinned copies that the host's optimizer reads", OFFLOADED
         )
-    unfused = {settings.exp_avg_dtype, settings.exp_avg_sq_dtype} - {"fp32"} not in (set(), {"bf16"})
-    if settings.use_precision_aware_optimizer and (unfused or settings.exp_avg_dtype != settings.exp_avg_sq_dtype):
-        narrow = [dtype for dtype in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype) if dtype != "fp32"]
+    narrow = [dtype for dtype in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype) if dtype != "fp32"]
+    if settings.use_precision_aware_optimizer and narrow:
+        copies = buffer.shard * 4 * len(narrow)
+        read = copies if narrow == ["bf16", "bf16"] else 0
         ledger.add(
-            f"moments in fp32{buffer.label}", "optimizer_temporaries", buffer.shard * 4 * len(narrow), at=last_instant
+            f"moments in fp32{buffer.label}", "optimizer_temporaries", copies - read, at=last_instant, high=copies
         ).formula(f"elements{ranks} × 4 × moments", buffer.shard, 4, len(narrow)).since(
-            "the step copies narrow moments to fp32; it reads two of bf16 as they are",
-            "TransformerEngine 2.13 pytorch/optimizers/fused_adam.py: get_unscaled_state",
+            "the step copies narrow moments to fp32; from TransformerEngine 2.13 on it reads two of bf16 as they are",
+            "TransformerEngine 2.11 to 2.15 pytorch/optimizers/fused_adam.py: get_unscaled_state, fuse_unscale",
         )
     if gradient_itemsize(recipe) < 4 and not settings.use_precision_aware_optimizer:
         ledger.add(
