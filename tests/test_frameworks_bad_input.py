@@ -247,6 +247,8 @@ def test_a_config_that_is_not_here_is_asked_for(run: Run, tmp_path: Path, name: 
     [
         ("finetuning_type: lora\nstage: sft\nlora_rank: 0\n", "'0' is less than 1"),
         ("adapter: lora\nsequence_len: 512\nbf16: many\n", "'many' is neither true nor false"),
+        ("adapter: lora\nsequence_len: 512\nlora_r: 8\ndp_shard_size: 0\n", "'0' is too small"),
+        ("stage: sft\nfinetuning_type: full\nuse_galore: true\ngalore_rank: 0\n", "'0' is too small"),
     ],
 )
 def test_what_no_trainer_takes_is_no_default(text: str, why: str, tmp_path: Path) -> None:

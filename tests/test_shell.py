@@ -1,5 +1,6 @@
 """A script comes to the commands that a shell would run, worked out without running any; what it cannot know stays."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -139,9 +140,12 @@ def test_what_is_taken_of_several_is_said() -> None:
 
 
 def test_a_comment_within_a_command_is_said() -> None:
-    (command,) = run_script("run \\\n  --a 1 \\\n  # --b 2 \\\n  --c 3\n", "a.sh").commands
-    assert [*command.texts] == ["run", "--a", "1", "--c", "3"]
-    assert "line 3: a shell ends the command here" in command.remarks[0]
+    for between in ("\\\n  # --b 2 \\\n", "\\\n\n", "\n  "):  # the last: a backslash that was forgotten
+        (command,) = run_script(f"run \\\n  --a 1 {between}  --c 3\n", "a.sh").commands
+        assert [*command.texts] == ["run", "--a", "1", "--c", "3"], between
+        assert re.search("line [23]: a shell ends the command here", command.remarks[0]), between
+    (command,) = run_script("cat <<EOF\n  --c 3\nEOF\nrun --a 1\n", "a.sh").commands
+    assert not command.remarks
 
 
 def test_words_have_their_lines() -> None:

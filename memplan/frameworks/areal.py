@@ -111,7 +111,7 @@ def _where(keys: Keys) -> None:
         if sizes.get(letter, 1) > 1:
             keys.put(job_key, sizes[letter], key)
     gpus = sizes.get("d", 1) * sizes.get("t", 1) * sizes.get("p", 1) * sizes.get("c", 1)
-    each = keys.whole("cluster.n_gpus_per_node") or 8
+    each = keys.whole("cluster.n_gpus_per_node", 8)
     if match:
         keys.put("num_gpus", gpus, key)
         if gpus > each:
@@ -161,9 +161,9 @@ def _batch(keys: Keys, method: str) -> None:
     prompt = keys.whole("train_dataset.max_length") or 0
     tokens, where = keys.whole(TOKENS), keys.settings.where(TOKENS)
     online, ranks = method in ("grpo", "ppo"), int(keys.draft.facts["ranks"])
-    samples = keys.whole("gconfig.n_samples") or 1 if online else 1
-    rows = ceil_div((keys.whole("train_dataset.batch_size") or 1) * samples, ranks)
-    rows = ceil_div(rows, keys.whole(f"{ACTOR}ppo_n_minibatches") or 1) if online else rows
+    samples = keys.whole("gconfig.n_samples", 1) if online else 1
+    rows = ceil_div(keys.whole("train_dataset.batch_size", 1) * samples, ranks)
+    rows = ceil_div(rows, keys.whole(f"{ACTOR}ppo_n_minibatches", 1)) if online else rows
     longest = prompt + (keys.whole("gconfig.max_new_tokens") or 0 if online else 0)
     longest = max(longest, keys.whole("max_tokens_per_trajectory") or 0 if online else 0)
     halves = 2 if method in ("dpo", "reward") else 1
@@ -181,7 +181,7 @@ def _batch(keys: Keys, method: str) -> None:
         keys.put("sequence_length", length, *(["train_dataset.max_length"] if longest else [TOKENS]))
         keys.put("gradient_accumulation_steps", max(1, ceil_div(rows * max(longest, 1) * halves, budget)), TOKENS)
     elif longest:
-        parts = max(1, keys.whole("actor.mb_spec.n_mbs") or 1)
+        parts = max(1, keys.whole("actor.mb_spec.n_mbs", 1))
         keys.put("batch_size", ceil_div(rows, parts), "actor.mb_spec.n_mbs", "train_dataset.batch_size")
         keys.put("sequence_length", longest, "train_dataset.max_length")
         keys.put("gradient_accumulation_steps", parts, "actor.mb_spec.n_mbs")

@@ -89,8 +89,7 @@ def one_hint(unread: Iterable[Unread]) -> str:
     asked = {each.asks for each in deciding}
     asked -= {"lora.r", "lora.targets"} if "lora" in asked else set()
     own = {each.asks: found[1] for each in deciding if (found := VALUED.fullmatch(each.hint))}
-    if SEEING in hints:
-        asked.add("model")
+    asked |= {"model"} if {MODEL, SEEING} & {*hints} else set()
     if SEEING in hints or ({"model", "images"} <= asked and SEES_TOKENS not in hints):
         own["model"] = SEEING.partition(",")[0].removeprefix("add ")
     typed = " ".join(own.get(key, such) for key, such in SUCH.items() if key in asked)

@@ -7,11 +7,11 @@ with a ``FRAMEWORK`` row; nothing else lists it."""
 import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.deciding import ROWS, no_less, subject_of, subject_of_section
-from memplan.frameworks.draft import ASSUMED, DEFAULT, FILE, UNSET, Draft, Origin, short
+from memplan.frameworks.draft import ASSUMED, DEFAULT, FILE, OFF, UNSET, Draft, Origin, short
 from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.spec.plain import Odd
 from memplan.spec.reading import Unread
@@ -87,9 +87,6 @@ class Writing(NamedTuple):
     """The job, resolved."""
 
 
-OFF = ("none", "null", "false", "0", "0.0", "", "[]", "{}")
-
-
 class Keys:
     """Takes the settings of one file or section one by one."""
 
@@ -149,11 +146,15 @@ class Keys:
         except ValueError:
             raise self.settings.error(key, f"{short(value)!r} is no number", "write a number") from None
 
-    def whole(self, key: str) -> int | None:
-        """A whole number. Raises InvalidJob for what is none, for less than -1, and for a micro-batch of nothing."""
+    @overload
+    def whole(self, key: str) -> int | None: ...
+    @overload
+    def whole(self, key: str, usual: int) -> int: ...
+    def whole(self, key: str, usual: int | None = None) -> int | None:
+        """A whole number, or what is ``usual`` (0 is not). Raises InvalidJob for none, below -1, and no rows at all."""
         if (number := self.number(key)) is None:
-            return None
-        small = number < -1 or (number == 0 and ROWS.search(key) is not None)
+            return usual
+        small = number < -1 or (number == 0 and (bool(usual) or ROWS.search(key) is not None))
         if small or not math.isfinite(number) or number != int(number):
             what = "too small" if small else "no whole number"
             raise self.settings.error(key, f"{short(self.get(key))!r} is {what}", "write a whole number")

@@ -18,6 +18,7 @@ FILE, DEFAULT, ASSUMED = "file", "trainer", "default"
 _RANK = {FILE: 2, DEFAULT: 1, ASSUMED: 0}
 
 
+OFF = ("none", "null", "false", "0", "0.0", "", "[]", "{}")
 UNTIL = "; until "
 """Of a default that the framework changed, where nothing says the version: what it was before."""
 UNSET = "stands for something that is not in the file"

@@ -91,7 +91,7 @@ def _method(keys: Keys, sign: str) -> str:
 def _batch(keys: Keys) -> None:
     keys.copy("sequence_length", "sequence_len", "whole")
     keys.copy("batch_size", "micro_batch_size", "whole")
-    total, each = keys.whole("batch_size"), keys.whole("micro_batch_size") or 1
+    total, each = keys.whole("batch_size"), keys.whole("micro_batch_size", 1)
     if total and not keys.has("gradient_accumulation_steps"):
         keys.put("gradient_accumulation_steps", max(1, total // each), "batch_size")
     else:
@@ -229,7 +229,7 @@ def _spread(keys: Keys) -> None:
         kind, origin = keys.draft.facts["load"]  # the frozen base stays as it is loaded; what trains is upcast
         keys.draft.put("precision", kind, origin)
     put_cast(keys)
-    sizes = {name: keys.whole(name) or 1 for name in ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size",
+    sizes = {name: keys.whole(name, 1) for name in ("dp_shard_size", "dp_replicate_size", "tensor_parallel_size",
                                                       "context_parallel_size", "sequence_parallel_degree")}  # fmt: skip
     context = max(sizes["context_parallel_size"], sizes["sequence_parallel_degree"])
     if sizes["tensor_parallel_size"] > 1:

@@ -17,7 +17,9 @@ def assumed(given: JobInput, report: Report) -> Iterator[str]:
         if report.sources.get(key) not in ("file", "option") and report.job.get(key) is not None and not alone:
             cluster = given.job.cluster if key in ("gpu", "num_gpus") else None
             whose = given.origins.get(key) or ("of the cluster" if cluster else "memplan's default")
-            yield f"{key} {report.job[key]} ({whose})"
+            value = report.job[key]
+            named = value.get("_name_or_path", value) if key == "model" and isinstance(value, dict) else value
+            yield f"{key} {named} ({whose})"
     for key, origin in given.origins.items():
         if UNTIL in origin and report.sources.get(key) not in ("file", "option"):
             yield f"{key} {report.job[key]} ({origin})"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from memplan import errors
 from memplan.engine.allocator.reserved import BY_BOUND, Play
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, model_hint, one_hint, within_positions
+from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
 from memplan.frameworks.checks.assumed import assumed
 from memplan.frameworks.checks.folders import is_training, launcher_alone
 from memplan.frameworks.checks.larger import on_its_own, spread, unshared
@@ -151,10 +151,10 @@ def _check(
             found = answer(given)
             return spread(found, given, answer) if found.fits == "unclear" else found
         except errors.ModelNotFound as error:  # with what else is asked for
-            like = question(given.job.model, given.job.lora and given.job.lora.targets, given.unread, options)
-            sees = given.job.images or any(each.asks == "images" for each in given.unread)
-            like = like.replace(SUCH["model"], SEES_TOKENS.removeprefix("add ")) if sees else like
-            others = _PRESET.sub("", error.hint) if sees else error.hint  # of its name's rest, which sees nothing
+            targets = given.job.lora and given.job.lora.targets
+            like = question(given.job.model, targets, given.unread, options, given.job.images)
+            blind = given.job.images or "images." in like  # the preset of its name's rest sees nothing
+            others = _PRESET.sub("", error.hint) if blind else error.hint
             raise errors.ModelNotFound(error.message, f"{others}; or {like}") from None
         except InvalidJob as error:
             try:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
-from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, beside, model_hint, of_another_family
+from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, beside, model_hint, of_another_family, option_of
 from memplan.frameworks.base import Keys
 from memplan.frameworks.common.config_changes import settle_changes
 from memplan.frameworks.draft import ASSUMED, Draft, NotKnown, Origin
@@ -73,11 +73,9 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
     elif why:
         lora = draft.values.get("lora")
         targets = lora.get("targets") if isinstance(lora, Mapping) else None
-        hint = question(name, targets, draft.unread, draft.options)
+        sees = draft.facts.get("sees") or speaks_of_images(said)
+        hint = question(name, targets, draft.unread, draft.options, draft.values.get("images"), bool(sees))
         such = WITH_EXPERTS if int(draft.values.get("expert_parallel") or 1) > 1 else SUCH["model"]
-        if draft.values.get("images") or draft.facts.get("sees") or SEEN & {*_words(said)}:
-            images = "" if draft.values.get("images") or "images." in hint else f" {SUCH['images']}"
-            such = f"{SEES_TOKENS.removeprefix('add ')}{images}"
         raise NotKnown(f"{said}: {name[:80]} {why}", hint.replace(SUCH["model"], such))
 
 
@@ -85,12 +83,26 @@ WITH_EXPERTS = "--model Qwen/Qwen3-30B-A3B"
 """Where GPUs share experts, that the usual example has none of."""
 
 
-def question(model: object, targets: object, unread: Iterable[Unread], options: Mapping[str, Any]) -> str:
-    """What is typed for a model that nobody gives, with what else is asked for and no option says."""
-    return model_hint(unanswered([*unread, *of_another_family(targets)], options), _such_as(str(model)))
+def question(
+    model: object,
+    targets: object,
+    unread: Iterable[Unread],
+    options: Mapping[str, Any],
+    images: object = None,
+    sees: bool = False,
+) -> str:
+    """What is typed for a model that nobody gives, with what else is asked for and no option says; for one that sees
+    images, by its name or by the file (``images``, those that this tells of; ``sees``), one that does."""
+    asked = [*unread, *of_another_family(targets)]
+    many = any(each.asks == "images" for each in asked)
+    if not (images or sees or many or speaks_of_images(str(model))):
+        return model_hint(unanswered(asked, options), _such_as(str(model)))
+    if not (images or many):
+        asked.append(Unread("images", "", decides="lengths", hint=option_of("images"), asks="images"))
+    return model_hint(unanswered(asked, options), MODEL if many else SEES_TOKENS)
 
 
-_SIZE = re.compile(r"\d+(?:\.\d+)?b\b")
+SIZE = re.compile(r"\d+(?:\.\d+)?b\b")
 
 
 def _such_as(name: str) -> str:
@@ -98,11 +110,9 @@ def _such_as(name: str) -> str:
     newer one often has an older's shape."""
     last = name.rstrip("/").rpartition("/")[2].lower()
     begun = [known for known in model_names() if re.match(rf"{re.escape(known)}(?![a-z\d])", last)]
-    size = _SIZE.search(last)
-    of_size = [known for known in model_names() if size and size.group() in _SIZE.findall(known)]
+    size = SIZE.search(last)
+    of_size = [known for known in model_names() if size and size.group() in SIZE.findall(known)]
     close = sorted(begun, key=len)[-1:] or get_close_matches(last, of_size, 1, 0.8)
-    if close and SEEN & {*_words(last)} - {*_words(close[0])}:  # Qwen2.5-Omni-7B is no qwen2.5-7b
-        return MODEL
     return MODEL.replace(SUCH["model"], f"--model {close[0]}") if close else MODEL
 
 
@@ -199,27 +209,18 @@ def _of_owner(parts: list[str]) -> str:
     return f"{owner}/{parts[-1]}" if owner else ""
 
 
-SEEN = words("vl vlm mllm mm omni audio speech vision visual video image llava clip siglip internvl")
+SEEN = words(
+    """vl vlm mllm mm omni audio speech vision visual video image llava clip siglip internvl minicpmv minicpmo cogvlm
+    janus owl mplug ovis molmo pixtral idefics smolvlm fastvlm paligemma florence kosmos fuyu"""
+)
 """Of a model that sees or hears."""
+_LETTER = re.compile(r"(?i)minicpm-?[vo]\b|glm-?\d[.\d]*v\b|vl(?![a-z])")
 
 
-def put_reference(keys: Keys, key: str, resident: bool = False) -> None:
-    """A reference that is named, counted in the policy's shape, which is said; where it is known to have another one,
-    that leaves the training unclear. ``resident``: whether it stands there beside adapters too."""
-    if resident:
-        keys.put("reference", "resident", key)
-    said, policy = keys.text(key) or "", str(keys.draft.options.get("model") or keys.draft.values.get("model"))
-    if said in ("", policy):
-        keys.skip(key)
-        return
-    known = [find_preset(name.rpartition("/")[2]) or within(name) for name in (said, policy)]
-    shapes = [{part: each["config"].get(part) for part in _SHAPE} for each in known if each]
-    other = "model" if len(shapes) == 2 and shapes[0] != shapes[1] else ""
-    hint = f"add --without {key}, if it has that shape" if other else ""
-    keys.warn(key, "the reference is counted as the policy's own shape", other, hint)
+def speaks_of_images(name: str) -> bool:
+    """Whether a model's name, or a path, has a word of those that see or hear."""
+    return bool(SEEN & {*_words(name)} or _LETTER.search(name))
 
-
-_SHAPE = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "text_config")
 
 TURNED = SEEN | words(
     """awq gptq aqlm hqq eetq exl2 mlx int4 int8 2bit 3bit bnb fp8 nf4 gguf quantized quantised 4bit 8bit reward rm

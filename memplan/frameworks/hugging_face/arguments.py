@@ -93,7 +93,7 @@ def _checkpointing(keys: Keys) -> None:
 def _some_layers(inner: Keys) -> bool:
     """Whether not all of every layer is made again: every n-th one (transformers 5.23 trainer.py), or TRL's policy
     (trl 1.16 trainer/sft_trainer.py)."""
-    every = inner.whole("every_n_layers") or 1
+    every = inner.whole("every_n_layers", 1)
     selective = inner.framework.name == "trl" and inner.flag("selective")
     if inner.flag("offload"):
         inner.bound("offload", "layer inputs that wait on the host are counted on the GPU", "activations")

@@ -169,7 +169,7 @@ def _image(dialect: Dialect) -> tuple[dict[str, Any], str]:
         return {"per_example": 1, "width": seen, "height": seen}, tower
     room = room_of(keys.draft)
     if side and (packed or tiles):
-        size, count = keys.whole(side) or 448, keys.whole(tiles) or 1 if tiles and dynamic else 1
+        size, count = keys.whole(side, 448), keys.whole(tiles, 1) if tiles and dynamic else 1
         if size < SIDE:
             raise keys.settings.error(side, f"no token fits into {size} pixels", "write the pixels of a tile's side")
         tokens = size**2 // SIDE**2
@@ -218,13 +218,18 @@ def read_model(dialect: Dialect) -> None:
     apart = dialect.script is not None and dialect.script.tower_apart
     projector = str(keys.settings.values.get("mm_projector_type") or "")
     pair = together(*words, projector) if tower and apart else None
+    hub = alike(words[0]) if tower and apart and words[0] and pair is None else ""
+    pair = together(hub, words[1], projector) if hub else pair
     behind = apart and not given and together(SUCH["model"], words[1], projector)
     for key in keys.settings.values if pair or behind else ():
         if PARTS.search(key) and key not in (*HARMLESS, *TOWERS) and not any(key in known for known in NAMES.values()):
             keys.warn(key, decides="model")
     if pair:
         keys.draft.facts["model"] = pair
-        keys.put("model", pair, name)
+        if hub:
+            keys.assume("model", pair, f"{keys.settings.where(name)}: {words[0][:80]} is taken for {hub}, by its name")
+        else:
+            keys.put("model", pair, name)
     elif name and not given:
         keys.put("model", words[0], name)
     if words[0] and not given:

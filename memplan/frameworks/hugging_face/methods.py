@@ -20,6 +20,7 @@ PAIRS = ("dpo", "ipo", "kto", "orpo", "cpo", "simpo", "reward")
 OF_OTHERS = ("beta", "dpo_beta", "ref_model", "reference_model", "reward_model", "reward_funcs", "simpo_gamma",
              "kl_coef", "num_generations", "teacher_model")  # fmt: skip
 """Keys that supervised fine-tuning has no use for."""
+OTHER = "add --method, such as --method dpo"
 
 
 def put_method(dialect: Dialect, program: str) -> None:
@@ -31,7 +32,7 @@ def put_method(dialect: Dialect, program: str) -> None:
             "trainer", dialect.script.trainer if dialect.script else "transformers", "a file of TrainingArguments"
         )
         keys.assume("method", "sft", f"{where or 'transformers'}: a model's own loss")
-        hint = "" if "program" in draft.facts else "add --method"  # of a program's own trainer no option changes
+        hint = "" if "program" in draft.facts else OTHER  # of a program's own trainer no option changes
         told = "method" in draft.given
         for other in (key for key in keys.settings.values if not told and (key in OF_OTHERS or "reward" in key)):
             keys.warn(other, "is of another method than supervised fine-tuning", "method", hint)
@@ -43,9 +44,7 @@ def put_method(dialect: Dialect, program: str) -> None:
         put_head(dialect, name)
         keys.skip("beta", "max_prompt_length", "loss_type")
     elif "method" not in draft.given:
-        draft.warn(
-            key, where, f"{name} is not read from a script of its own", "method", "add --method, or give its file"
-        )
+        draft.warn(key, where, f"{name} is not read from a script of its own", "method", f"{OTHER}, or give its file")
         keys.assume("trainer", "transformers", "a file of TrainingArguments")
 
 

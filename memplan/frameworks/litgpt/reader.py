@@ -136,11 +136,11 @@ def _model(keys: Keys, pretraining: bool) -> None:
 def _gpus(keys: Keys) -> int:
     """Devices times nodes; ``auto`` is what the machine has."""
     given = keys.draft.options.get("num_gpus")
-    nodes = keys.whole("num_nodes") or 1
+    nodes = keys.whole("num_nodes", 1)
     if str(keys.get("devices")).lower() in ("auto", "-1"):
         processes.put(processes.Count(None, nodes, "devices auto", keys.settings.where("devices"), True), keys.draft)
         return int(given or keys.draft.values.get("num_gpus") or 1)
-    each = keys.whole("devices") or 1
+    each = keys.whole("devices", 1)
     keys.put("num_gpus", each * nodes, "devices")
     if nodes > 1:
         keys.put("gpus_per_node", each, "devices")
@@ -148,7 +148,7 @@ def _gpus(keys: Keys) -> int:
 
 
 def _batch(train: Keys, gpus: int) -> None:
-    micro, total = train.whole("micro_batch_size") or 1, train.whole("global_batch_size") or 1
+    micro, total = train.whole("micro_batch_size", 1), train.whole("global_batch_size", 1)
     train.put("batch_size", micro, "micro_batch_size")
     train.put("gradient_accumulation_steps", max(1, total // gpus // micro), "global_batch_size")
     train.copy("sequence_length", "max_seq_length", "whole")

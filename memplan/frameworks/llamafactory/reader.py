@@ -10,7 +10,7 @@ from memplan.errors import NoTraining
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands import processes
 from memplan.frameworks.commands.launch import Launch, launches
-from memplan.frameworks.common.local_models import put_reference
+from memplan.frameworks.common.references import put_reference
 from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import found_at, told_of
 from memplan.frameworks.hugging_face import precision as hf_precision

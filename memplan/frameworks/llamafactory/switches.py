@@ -93,8 +93,8 @@ def read_optimizer(keys: Keys) -> None:
         keys.put("optimizer", name, flag)
         if name in ("galore", "apollo"):
             settings: dict[str, Any] = {
-                "rank": keys.whole(f"{name}_rank") or 16,
-                "update_proj_gap": keys.whole(f"{name}_update_interval") or 200,
+                "rank": keys.whole(f"{name}_rank", 16),
+                "update_proj_gap": keys.whole(f"{name}_update_interval", 200),
                 "targets": lora_targets(_linears(keys.names(f"{name}_target") or ("all",))),
             }
             keys.put("optimizer_args", settings, f"{name}_rank", flag)

@@ -112,7 +112,7 @@ def _adapter(keys: Keys) -> None:
     targets = inner.names("target_modules") or ("all",)
     dropout = inner.number("lora_dropout")
     lora: dict[str, Any] = {
-        "r": inner.whole("r") or 8,
+        "r": inner.whole("r", 8),
         "alpha": inner.number("lora_alpha") or 16.0,
         "dropout": 0.05 if dropout is None else dropout,
         "targets": lora_targets(targets),
@@ -158,10 +158,10 @@ def _spread(keys: Keys) -> None:
     """``dist_config``: fsdp2, deepspeed with a file, fsdpturbo; DDP without one."""
     inner = _section(keys, "dist_config")
     name = inner.text("name")
-    context = max(keys.whole("cp_size") or 1, inner.whole("cp_size") or 1)
+    context = max(keys.whole("cp_size", 1), inner.whole("cp_size", 1))
     if context > 1:
         keys.put("context_parallel", context, "cp_size", "dist_config")
-    replicas = max(keys.whole("mp_replicate_size") or 1, inner.whole("mp_replicate_size") or 1)
+    replicas = max(keys.whole("mp_replicate_size", 1), inner.whole("mp_replicate_size", 1))
     inner.skip("cp_mode", "dcp_path", "config_file", "ep_size", "ep_dispatcher", "mp_shard_size", "dp_size", "timeout")
     if name == "deepspeed":
         reference = inner.text("config_file")

@@ -27,7 +27,7 @@ def read_mpt(keys: Keys) -> None:
     a layer's tokens × hidden. Scores are kept for ``attn_impl: torch`` alone."""
     width, heads, layers = (keys.whole(f"model.{key}") for key in ("d_model", "n_heads", "n_layers"))
     inner = keys.number("model.expansion_ratio") or 4
-    vocabulary = keys.whole("model.vocab_size") or 50368
+    vocabulary = keys.whole("model.vocab_size", 50368)
     how = (keys.text("model.attn_config.attn_impl") or "flash").lower()
     keys.put("attention", "eager" if how == "torch" else "flash", "model.attn_config.attn_impl")
     tied = keys.flag("model.tie_word_embeddings") is not False
@@ -40,7 +40,7 @@ def read_mpt(keys: Keys) -> None:
     keys.skip(*said)
     if "model" not in keys.draft.given and width and heads and layers:
         sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_inner": int(inner * width)}
-        length = keys.whole("model.max_seq_len") or keys.whole("max_seq_len") or 2048
+        length = keys.whole("model.max_seq_len") or keys.whole("max_seq_len", 2048)
         own = {"model_type": "gpt2", "vocab_size": vocabulary, "n_positions": length, "tie_word_embeddings": tied}
         keys.put("model", {**own, **sizes, **drops}, "model.d_model")
     elif "model" not in keys.draft.given:

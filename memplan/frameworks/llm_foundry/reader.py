@@ -171,7 +171,7 @@ def _adapter(keys: Keys) -> None:
         keys.draft.warn(f"{at}target_modules", keys.settings.where(at[:-1]), "PEFT's own modules for the model are "
                         "counted as all linears", "adapters")  # fmt: skip
         listed = ("all-linear",)
-    lora: dict[str, object] = {"r": keys.whole(f"{at}r") or 8, "targets": lora_targets(listed)}
+    lora: dict[str, object] = {"r": keys.whole(f"{at}r", 8), "targets": lora_targets(listed)}
     lora |= {"alpha": keys.number(f"{at}lora_alpha"), "dropout": keys.number(f"{at}lora_dropout") or 0.0}
     lora |= {"dora": True} if keys.flag(f"{at}use_dora") else {}
     keys.put("lora", lora, parts[0])

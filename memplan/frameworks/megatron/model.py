@@ -29,7 +29,7 @@ SHAPE = words_of(_PARTS["shape"])
 def config_of(keys: Keys) -> dict[str, Any]:
     """A config.json of the shape that the arguments say; what it leaves open is said in a remark."""
     keys.skip(*SHAPE)
-    width, heads = keys.whole("hidden_size") or 0, keys.whole("num_attention_heads") or 1
+    width, heads = keys.whole("hidden_size") or 0, keys.whole("num_attention_heads", 1)
     gated = bool(keys.flag("swiglu"))
     feed_forward = keys.whole("ffn_hidden_size") or (int(4 * width * 2 / 3 / 64) * 64 if gated else 4 * width)
     config: dict[str, Any] = {
@@ -37,10 +37,10 @@ def config_of(keys: Keys) -> dict[str, Any]:
         "hidden_size": width,
         "num_hidden_layers": keys.whole("num_layers") or 0,
         "num_attention_heads": heads,
-        "num_key_value_heads": (keys.whole("num_query_groups") or 1) if keys.flag("group_query_attention") else heads,
+        "num_key_value_heads": keys.whole("num_query_groups", 1) if keys.flag("group_query_attention") else heads,
         "intermediate_size": feed_forward,
         "vocab_size": _vocabulary(keys),
-        "max_position_embeddings": keys.whole("max_position_embeddings") or keys.whole("seq_length") or 2048,
+        "max_position_embeddings": keys.whole("max_position_embeddings") or keys.whole("seq_length", 2048),
         "tie_word_embeddings": not keys.flag("untie_embeddings_and_output_weights"),
     }
     if keys.has("kv_channels"):
@@ -118,9 +118,9 @@ def _experts(keys: Keys, feed_forward: int) -> dict[str, Any]:
     """A mixture: GLM-4.5's layer where there are shared experts, dense layers first or biases of q, k and v; Qwen2's
     where the shared expert has a gate; else Mixtral's, or Qwen3's with norms of heads."""
     width, shared = _expert_width(keys, feed_forward), _shared(keys, feed_forward)
-    count, top, dense = keys.whole("num_experts") or 1, keys.whole("moe_router_topk") or 2, _dense_layers(keys)
+    count, top, dense = keys.whole("num_experts") or 1, keys.whole("moe_router_topk", 2), _dense_layers(keys)
     norms, biases = bool(keys.flag("qk_layernorm")), bool(keys.flag("add_qkv_bias"))
-    of_each = (keys.whole("hidden_size") or 0) // (keys.whole("num_attention_heads") or 1)
+    of_each = (keys.whole("hidden_size") or 0) // keys.whole("num_attention_heads", 1)
     heads = {"head_dim": keys.whole("kv_channels") or of_each}
     usual = {"moe_intermediate_size": width, "num_experts_per_tok": top}
     if shared and (keys.flag("moe_shared_expert_gate") or shared % width):
@@ -160,10 +160,10 @@ def _latent(keys: Keys, feed_forward: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "model_type": "deepseek_v3",
         "q_lora_rank": keys.whole("q_lora_rank"),
-        "kv_lora_rank": keys.whole("kv_lora_rank") or 32,
-        "qk_nope_head_dim": keys.whole("qk_head_dim") or keys.whole("qk_nope_head_dim") or 128,
-        "qk_rope_head_dim": keys.whole("qk_pos_emb_head_dim") or keys.whole("qk_rope_head_dim") or 64,
-        "v_head_dim": keys.whole("v_head_dim") or 128,
+        "kv_lora_rank": keys.whole("kv_lora_rank", 32),
+        "qk_nope_head_dim": keys.whole("qk_head_dim") or keys.whole("qk_nope_head_dim", 128),
+        "qk_rope_head_dim": keys.whole("qk_pos_emb_head_dim") or keys.whole("qk_rope_head_dim", 64),
+        "v_head_dim": keys.whole("v_head_dim", 128),
         "num_key_value_heads": keys.whole("num_attention_heads"),
     }
     count = keys.whole("num_experts")
@@ -174,7 +174,7 @@ def _latent(keys: Keys, feed_forward: int) -> dict[str, Any]:
         "moe_intermediate_size": width,
         "n_routed_experts": count,
         "n_shared_experts": ceil_div(_shared(keys, feed_forward), width),
-        "num_experts_per_tok": keys.whole("moe_router_topk") or 2,
+        "num_experts_per_tok": keys.whole("moe_router_topk", 2),
         "first_k_dense_replace": _dense_layers(keys),
     }
 

@@ -176,7 +176,7 @@ def read_parallel(keys: Keys, launcher: Mapping[str, Any]) -> int:
             keys.put("gpus_per_node", each)
     elif not world:
         keys.assume("num_gpus", model, "no launcher says on how many GPUs it runs: those that hold one copy")
-    layers, stages = keys.whole("num_layers") or 1, keys.whole("pipeline_model_parallel_size") or 1
+    layers, stages = keys.whole("num_layers", 1), keys.whole("pipeline_model_parallel_size", 1)
     chunk = keys.whole("num_layers_per_virtual_pipeline_stage")
     chunks = keys.whole("num_virtual_stages_per_pipeline_rank")
     if chunk and stages > 1:
@@ -192,11 +192,11 @@ def read_parallel(keys: Keys, launcher: Mapping[str, Any]) -> int:
 
 def read_batch(keys: Keys, ranks: int) -> None:
     """Micro-batch, and micro-batches of the global batch."""
-    micro = keys.whole("micro_batch_size") or 1
+    micro = keys.whole("micro_batch_size", 1)
     keys.put("batch_size", micro, "micro_batch_size")
     if is_template(keys.settings.values.get("global_batch_size")):
         keys.skip("global_batch_size")
-        steps = max(2, 2 * (keys.whole("pipeline_model_parallel_size") or 1))
+        steps = max(2, 2 * keys.whole("pipeline_model_parallel_size", 1))
         keys.assume("gradient_accumulation_steps", steps, "global_batch_size is not in the file")
     elif total := keys.whole("global_batch_size"):
         keys.put("gradient_accumulation_steps", max(1, ceil_div(total, micro * ranks)), "global_batch_size")
@@ -204,7 +204,7 @@ def read_batch(keys: Keys, ranks: int) -> None:
 
 def _masks(keys: Keys, mindspeed: bool) -> None:
     """The data loader's mask of all tokens by all tokens, one byte each; MindSpeed's ways of context parallelism."""
-    length, micro = keys.whole("seq_length") or 0, keys.whole("micro_batch_size") or 1
+    length, micro = keys.whole("seq_length") or 0, keys.whole("micro_batch_size", 1)
     made = not keys.flag("no_create_attention_mask_in_dataloader")
     if made and not mindspeed and length * length * micro >= table.MASK:
         put_inner(keys, "megatron", "create_attention_mask_in_dataloader", True, "create_attention_mask_in_dataloader")

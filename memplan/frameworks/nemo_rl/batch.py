@@ -13,7 +13,7 @@ def read_batch(keys: Keys, method: str, copies: int) -> None:
         length = int(keys.draft.options.get("sequence_length") or 2048)
     else:
         keys.put("sequence_length", length, f"{POLICY}max_total_sequence_length")
-    micro = keys.whole(f"{POLICY}train_micro_batch_size") or 1
+    micro = keys.whole(f"{POLICY}train_micro_batch_size", 1)
     said = f"{POLICY}train_micro_batch_size"
     packed = _packed(keys, method, length)
     keys.skip(f"{POLICY}logprob_batch_size")  # of packed rows it is in their budget

@@ -86,7 +86,7 @@ def _method(keys: Keys) -> str:
 
 def _gpus(keys: Keys, method: str) -> int:
     """GPUs of the cluster, without those that generate alone, score or teach."""
-    each, nodes = keys.whole("cluster.gpus_per_node") or 1, keys.whole("cluster.num_nodes") or 1
+    each, nodes = keys.whole("cluster.gpus_per_node", 1), keys.whole("cluster.num_nodes", 1)
     keys.skip("cluster.segment_size", "cluster.name")
     others = _others(keys, each, nodes)
     total = each * nodes - others
@@ -113,14 +113,12 @@ def _others(keys: Keys, each: int, nodes: int) -> int:
     opd.py); unclear where teachers have none."""
     count, reward, teachers = 0, "env.reward_model.resources.", "on_policy_distillation."
     if "reward_model" in (keys.get(f"data.{part}env_name") for part in ("default.", "train.", "")):
-        count = (
-            (keys.whole(f"{reward}num_nodes") or 1) * each if nodes > 1 else keys.whole(f"{reward}gpus_per_node") or 1
-        )
+        count = keys.whole(f"{reward}num_nodes", 1) * each if nodes > 1 else keys.whole(f"{reward}gpus_per_node", 1)
     if keys.flag(f"{teachers}enabled"):
         own = f"{teachers}non_colocated_teachers."
         named = {value for key, value in keys.settings.values.items() if key.startswith(f"{teachers}teacher_model_by")}
         if keys.flag(f"{own}enabled"):
-            count += (keys.whole(f"{own}default_teacher_cfg.num_nodes") or 1) * each * max(1, len(named))
+            count += keys.whole(f"{own}default_teacher_cfg.num_nodes", 1) * each * max(1, len(named))
         else:
             keys.warn(f"{teachers}enabled", "the teacher beside the policy is not counted", "model")
     return count
@@ -129,13 +127,13 @@ def _others(keys: Keys, each: int, nodes: int) -> int:
 def _sizes(keys: Keys, backend: str, gpus: int) -> int:
     """Degrees of parallelism; how many GPUs one copy of a batch takes."""
     tokens = (keys.whole(f"{POLICY}max_total_sequence_length") or 0) * (
-        keys.whole(f"{POLICY}train_micro_batch_size") or 1
+        keys.whole(f"{POLICY}train_micro_batch_size", 1)
     )
     on = all(keys.flag(f"{DTENSOR}{each}") for each in LIKE_RINGS) and tokens <= MOST_ALIKE
     inner, as_rings = 1, on and backend == "dtensor_cfg"
     for name, divided in SIZES[backend]:
         job_key = "context_parallel" if as_rings and divided == "tensor_parallel" else divided
-        size = keys.whole(f"{POLICY}{backend}.{name}") or 1
+        size = keys.whole(f"{POLICY}{backend}.{name}", 1)
         if size > 1 and job_key != divided:
             keys.bound(f"{POLICY}{backend}.{name}", RINGS, "parallelism")
         elif backend == "dtensor_cfg" and size > 1 and job_key != "context_parallel":
@@ -189,7 +187,7 @@ def _adapter(keys: Keys, at: str, every: str) -> None:
     names = [name for name in found if name]
     dropout, targets = keys.number(f"{at}dropout") or 0.0, every or names or "all-linear"
     passed = [name.strip("[]'\" *") for name in keys.names(f"{at}exclude_modules") or ()] if not every else []
-    adapter = {"r": keys.whole(f"{at}dim") or 8, "dropout": dropout, "targets": targets, "exclude_modules": passed}
+    adapter = {"r": keys.whole(f"{at}dim", 8), "dropout": dropout, "targets": targets, "exclude_modules": passed}
     if [name for name in passed if not name.isidentifier()]:
         keys.warn(f"{at}exclude_modules", "modules that this pattern leaves out are counted as adapted", "adapters")
         adapter["exclude_modules"] = []
@@ -245,7 +243,7 @@ def _method_settings(keys: Keys, method: str) -> None:
     if method in ("grpo", "ppo"):
         key = "loss_fn.reference_policy_kl_penalty"
         keys.put("reference", "offloaded" if keys.number(key) else "none", key)
-        group = keys.whole(f"{method}.num_generations_per_prompt") or 1
+        group = keys.whole(f"{method}.num_generations_per_prompt", 1)
         values = keys.draft.said
         factors = (values.get("batch_size", 1), values["gradient_accumulation_steps"], values.get("num_gpus") or 1)
         if group > 1 and math.prod(int(factor) for factor in factors) % group == 0:

@@ -35,9 +35,9 @@ def read_grpo(keys: Keys, program: str) -> None:
 def _scores(keys: Keys, critic: bool) -> None:
     """Rollouts scored so many at once; a value model of the reward model's shape, which is updated in each micro-step
     before the policy, and that itself where its score has a weight (ppo_vllm_thread_ray_gtrl.py: from_pretrained)."""
-    local, each = (keys.whole(name) or 1 for name in ("local_rollout_batch_size", "num_samples_per_prompt_rollout"))
-    forward = min(keys.whole("local_rollout_forward_batch_size") or 1, local * each)
-    if forward > (keys.whole("per_device_train_batch_size") or 1):
+    local, each = (keys.whole(name, 1) for name in ("local_rollout_batch_size", "num_samples_per_prompt_rollout"))
+    forward = min(keys.whole("local_rollout_forward_batch_size", 1), local * each)
+    if forward > keys.whole("per_device_train_batch_size", 1):
         tokens = forward * int(keys.draft.now("sequence_length") or 0)
         keys.put("logprob_token_budget", tokens, "local_rollout_forward_batch_size")
     roles = (["critic"] if critic else []) + (["reward"] if keys.number("reward_model_multiplier") else [])
@@ -63,8 +63,8 @@ def _engines(keys: Keys) -> None:
     put(keys, "sleep", "none", "single_gpu_mode")
     read_fields(keys, {f"vllm_{name}": inner for name, inner in VLLM.items()})
     if not beside:
-        engines = keys.whole("vllm_num_engines") or 1
-        put(keys, "num_gpus", engines * (keys.whole("vllm_tensor_parallel_size") or 1), "vllm_num_engines")
+        engines = keys.whole("vllm_num_engines", 1)
+        put(keys, "num_gpus", engines * keys.whole("vllm_tensor_parallel_size", 1), "vllm_num_engines")
 
 
 def _lengths(keys: Keys, program: str) -> None:
@@ -100,7 +100,7 @@ def _learners(keys: Keys) -> int:
 
 def _zero(keys: Keys, gpus: int) -> None:
     """get_train_ds_config: gradients are kept in fp32, and a second partition stands in each group of ``zpg`` GPUs."""
-    stage, zpg = keys.whole("deepspeed_stage") or 0, keys.whole("deepspeed_zpg") or 1
+    stage, zpg = keys.whole("deepspeed_stage") or 0, keys.whole("deepspeed_zpg", 1)
     zero: dict[str, Any] = {"stage": stage}
     if keys.flag("deepspeed_offload_param"):
         zero["offload_param"] = {"device": "cpu"}

@@ -198,7 +198,7 @@ def _own_zero(keys: Keys) -> None:
     zero = {**values["zero_optimization"], "stage": stage}
     zero |= {key: {"device": "cpu"} for key in ("offload_optimizer", "offload_param") if keys.flag(key)}
     if stage == 3:
-        zero["zero_hpz_partition_size"] = keys.whole("zero_hpz_partition_size") or 8
+        zero["zero_hpz_partition_size"] = keys.whole("zero_hpz_partition_size", 8)
     where = keys.settings.where("zero_stage")
     deepspeed.read_settings(Settings(where, {**values, "zero_optimization": zero}), keys.draft)
 

@@ -162,7 +162,7 @@ def _length(keys: Keys) -> None:
 
 def _gpus(keys: Keys, program: str) -> int:
     if "openrlhf alone" not in keys.draft.facts:
-        each, nodes = keys.whole("actor.num_gpus_per_node") or 1, keys.whole("actor.num_nodes") or 1
+        each, nodes = keys.whole("actor.num_gpus_per_node", 1), keys.whole("actor.num_nodes", 1)
         if not keys.flag("train.colocate_all") and isinstance(keys.settings.values.get("actor.num_gpus_per_node"), int):
             keys.draft.trains_on(each * nodes, keys.settings.path)
         keys.put("num_gpus", each * nodes, "actor.num_gpus_per_node")
@@ -200,11 +200,11 @@ def _method(keys: Keys, program: str) -> str:
 
 def _batch(keys: Keys, program: str, gpus: int) -> None:
     """Micro-batch, and accumulation of the global batch over all GPUs; those of a ring share micro-batch and budget."""
-    ring = keys.whole("ds.ring_attn_size") or 1
+    ring = keys.whole("ds.ring_attn_size", 1)
     if ring > 1:
         keys.put("context_parallel", ring, "ds.ring_attn_size")
         gpus = max(1, gpus // ring)
-    total, micro = keys.whole("train.batch_size") or 1, keys.whole("train.micro_batch_size") or 1
+    total, micro = keys.whole("train.batch_size", 1), keys.whole("train.micro_batch_size", 1)
     length = int(keys.draft.now("sequence_length") or 1)
     if keys.flag("train.dynamic_batch_enable"):
         tokens = (keys.whole("train.max_tokens_per_gpu") or ceil_div(length, ring)) * ring
@@ -218,7 +218,7 @@ def _batch(keys: Keys, program: str, gpus: int) -> None:
     steps = max(1, ceil_div(total, micro * gpus))
     keys.put("gradient_accumulation_steps", steps, "train.batch_size")
     said = "rollout.n_samples_per_prompt"  # which memory does not feel
-    group = 1 if is_template(keys.get(said)) else keys.whole(said) or 1
+    group = 1 if is_template(keys.get(said)) else keys.whole(said, 1)
     if group > 1 and (micro * steps * gpus) % group == 0:
         put(keys, "group_size", group, "rollout.n_samples_per_prompt")
 
@@ -229,7 +229,7 @@ def _deepspeed(keys: Keys) -> None:
     dtype = str(keys.get("ds.param_dtype")).lower()
     keys.put("dtype", {"bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype), "ds.param_dtype")
     keys.put_on("ds.adam_offload", "offload", ["optimizer"])
-    zpg = keys.whole("ds.zpg") or 1
+    zpg = keys.whole("ds.zpg", 1)
     if zpg > 1 and keys.whole("ds.zero_stage") == 3:
         put_inner(keys, "deepspeed", "zero_hpz_partition_size", zpg, "ds.zpg")
     if keys.flag("ds.overlap_comm"):

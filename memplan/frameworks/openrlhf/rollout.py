@@ -14,7 +14,7 @@ def read_scoring(keys: Keys, length: int, tokens: int, gpus: int, ring: int) -> 
     (trainer/ppo_utils/experience_maker.py: split_rollout_samples)."""
     micro, budget = "rollout.micro_batch_size", "rollout.max_tokens_per_gpu"
     key = budget if keys.flag("train.dynamic_batch_enable") else micro
-    said, group = keys.whole(key) or 1, keys.get("rollout.n_samples_per_prompt") or 1
+    said, group = keys.whole(key, 1), keys.get("rollout.n_samples_per_prompt") or 1
     prompts = keys.whole("rollout.batch_size") or 0
     each = ceil_div(prompts * group, gpus) if isinstance(group, int) and prompts else said
     size = said * ring if key == budget else min(said, each) * length
@@ -34,8 +34,7 @@ def critic_apart(keys: Keys) -> None:
         "update is counted, which is that of grpo"
     )
     critic, policy = (
-        (keys.whole(f"{role}.num_nodes") or 1) * (keys.whole(f"{role}.num_gpus_per_node") or 8)
-        for role in ("critic", "actor")
+        keys.whole(f"{role}.num_nodes", 1) * keys.whole(f"{role}.num_gpus_per_node", 8) for role in ("critic", "actor")
     )
     if critic < policy:
         where, why = keys.settings.where("critic.num_gpus_per_node"), "the critic has fewer GPUs than the policy"
@@ -52,7 +51,7 @@ def read_engine(keys: Keys, together: bool) -> None:
     put_engine(keys, "vllm", "vllm.num_engines", separate=not beside, own=True)
     read_fields(keys, VLLM, "vllm.")
     if not beside:
-        put(keys, "num_gpus", engines * (keys.whole("vllm.tensor_parallel_size") or 1), "vllm.num_engines")
+        put(keys, "num_gpus", engines * keys.whole("vllm.tensor_parallel_size", 1), "vllm.num_engines")
         return
     put(keys, "sleep", "1" if keys.flag("vllm.enable_sleep") else "none", "vllm.enable_sleep")
     put_offload(keys, {"ds.enable_sleep": ("optimizer", "gradients")})

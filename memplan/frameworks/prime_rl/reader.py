@@ -101,7 +101,7 @@ def read(document: Document, draft: Draft) -> None:
 def _gpus(keys: Keys, form: str, newer: bool) -> int:
     """GPUs of the trainer alone."""
     at = "deployment."
-    nodes, each = keys.whole(f"{at}num_train_nodes"), keys.whole(f"{at}gpus_per_node") or 8
+    nodes, each = keys.whole(f"{at}num_train_nodes"), keys.whole(f"{at}gpus_per_node", 8)
     listed = keys.get("trainer_gpu_ids")
     keys.skip(*(f"{at}{name}" for name in ("type", "num_infer_nodes", "num_infer_replicas", "nodes_per_fsdp_group")))
     keys.skip(f"{at}orchestrator_on_inference", "inference_gpu_ids", f"{at}num_infer_gpus")
@@ -115,7 +115,7 @@ def _gpus(keys: Keys, form: str, newer: bool) -> int:
     elif form == "sft" and keys.has(f"{at}num_gpus"):  # configs/sft.py: SingleNodeDeploymentConfig
         keys.put("num_gpus", keys.whole(f"{at}num_gpus"), f"{at}num_gpus")
     elif form == "sft" and keys.has(f"{at}num_nodes"):  # MultiNodeDeploymentConfig
-        keys.put("num_gpus", (keys.whole(f"{at}num_nodes") or 1) * each, f"{at}num_nodes")
+        keys.put("num_gpus", keys.whole(f"{at}num_nodes", 1) * each, f"{at}num_nodes")
     given = keys.draft.options.get("num_gpus")
     if given is not None or "num_gpus" in keys.draft.values:  # a launcher says it
         return max(1, int(given or keys.draft.values.get("num_gpus") or 1))
@@ -130,16 +130,16 @@ def _gpus(keys: Keys, form: str, newer: bool) -> int:
         keys.draft.ask("num_gpus", keys.settings.where(MODEL), "torchrun says on how many GPUs its trainer runs")
         return 1
     keys.put("num_gpus", keys.whole(f"{at}num_train_gpus"), f"{at}num_train_gpus")
-    return keys.whole(f"{at}num_train_gpus") or 1
+    return keys.whole(f"{at}num_train_gpus", 1)
 
 
 def _batch(keys: Keys, method: str, gpus: int) -> None:
     """A packed row a micro-batch; how many make a step depends on the completions' lengths."""
     if method == "sft":
         at = f"{TRAINER}data."
-        micro = keys.whole(f"{at}micro_batch_size") or 1
+        micro = keys.whole(f"{at}micro_batch_size", 1)
         keys.put("batch_size", micro, f"{at}micro_batch_size")
-        held = (keys.whole(f"{VAL}seq_len") or 0) * (keys.whole(f"{VAL}micro_batch_size") or 1)
+        held = (keys.whole(f"{VAL}seq_len") or 0) * keys.whole(f"{VAL}micro_batch_size", 1)
         if held > micro * int(keys.draft.values["sequence_length"]):
             keys.warn(f"{VAL}seq_len", "validation is counted with rows no longer than the training's", "lengths")
         total = keys.whole(f"{at}batch_size") or micro
@@ -167,7 +167,7 @@ def _model(keys: Keys, said: set[str], newer: bool) -> None:
         keys.put("kernels", "liger", f"{MODEL}liger_kernel")
     keys.put("allocator", {"expandable_segments": True})  # utils/process.py: DEFAULT_TRAINER_ENV_VARS
     on = {name: (name in said or newer) and not _none(keys, name) for name in ON}
-    every = keys.whole(f"{MODEL}ac.freq") or 1
+    every = keys.whole(f"{MODEL}ac.freq", 1)
     if selective := keys.text(f"{MODEL}ac.mode") == "selective":
         keys.bound(f"{MODEL}ac.mode", "counted as without checkpointing", "activations")
     full = (on[f"{MODEL}ac"] or on[f"{MODEL}ac_offloading"]) and not selective
@@ -222,7 +222,7 @@ def _engine(keys: Keys, said: set[str]) -> None:
     gpus = keys.whole("deployment.num_infer_gpus")
     nodes = keys.whole("deployment.num_infer_nodes")
     listed = keys.get("inference_gpu_ids")
-    count = nodes * (keys.whole("deployment.gpus_per_node") or 8) if nodes else gpus
+    count = nodes * keys.whole("deployment.gpus_per_node", 8) if nodes else gpus
     put(keys, "num_gpus", len(listed) if isinstance(listed, list) and listed else count, "deployment.num_infer_gpus")
     for at, fields in ENGINE.items():
         read_fields(keys, fields, at)

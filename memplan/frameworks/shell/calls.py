@@ -130,8 +130,9 @@ class Calls(Children):
         first, last = min(word.line for word in words), max(word.line for word in words)
         broken = next((line for line in self.joined if first <= line <= last), 0)
         if broken:
-            found.append(f"{self.path}, line {broken}: a shell ends the command here, before a comment or an empty "
-                         "line; the options behind it are counted")  # fmt: skip
+            found.append(
+                f"{self.path}, line {broken}: a shell ends the command here; the options behind it are counted"
+            )
         return tuple(found)
 
     def call(self, name: str, words: list[Word], line: int, passes: bool) -> str:

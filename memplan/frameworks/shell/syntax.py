@@ -31,6 +31,8 @@ _DOCUMENT = re.compile(
 _CONTINUED = re.compile(r"\\[ \t\r]*(?:#[^\n]*)?\n(?P<between>(?:[ \t\r]*(?:#[^\n]*)?\n)*)(?P<next>[^\n]*)")
 _OPTION = re.compile(r"\s*(?:['\"]?-{1,2}[A-Za-z]|['\"]?[+~]{0,2}[A-Za-z_]\w*(?:\.[\w@-]+)+=|\"?\$\{\w+\[@)")
 """A line that goes on with a command's options."""
+_GOES_ON = re.compile(r"\n[ \t\r]*(?=--[A-Za-z])")
+"""A line that begins with an option, behind one whose backslash was forgotten."""
 _STARTS = frozenset(("if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "for"))
 
 
@@ -65,7 +67,7 @@ class Scanner:
     bodies: dict[int, list[str]] = field(default_factory=dict)
     """Texts of here-documents, by the place of their redirection among the tokens."""
     joined: list[int] = field(default_factory=list)
-    """Lines where a comment or an empty line stands within a command."""
+    """Lines that a shell ends a command at, before options of it."""
 
     def __post_init__(self) -> None:
         self._ends = [match.start() for match in re.finditer("\n", self.text)]
@@ -112,6 +114,10 @@ class Scanner:
             return self._redirect(redirect)
         if text[place] == "(" and not self._starts() and not re.match(r"\(\s*\)", text[place : place + 80]):
             return self._word(place)  # as a shell does not allow: --layers ([0]*1)
+        goes_on = None if self._pending or not self.tokens or self._starts() else _GOES_ON.match(text, place)
+        if goes_on:
+            self.joined.append(self.line(place))
+            return goes_on.end()
         operator = _OPERATOR.match(text, place)
         if operator:
             self._put("operator", operator.group(), place, 0)

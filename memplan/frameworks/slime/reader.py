@@ -234,7 +234,7 @@ def _engine(keys: Keys) -> None:
     put_bucket(keys, "update_weight_buffer_size")
     if not beside:
         if is_template(keys.get("rollout_num_gpus")):  # how many engines there are no card of theirs feels
-            put(keys, "num_gpus", keys.whole("rollout_num_gpus_per_engine") or 1, "rollout_num_gpus")
+            put(keys, "num_gpus", keys.whole("rollout_num_gpus_per_engine", 1), "rollout_num_gpus")
         elif keys.has("rollout_num_gpus"):
             put(keys, "num_gpus", keys.whole("rollout_num_gpus"), "rollout_num_gpus")
         return

@@ -68,10 +68,10 @@ def read_arguments(keys: Keys, verb: str, environment: Mapping[str, str], versio
 
 def _experts_and_chunks(keys: Keys) -> None:
     """Experts that one rank holds whole by default; chunks of a pipeline; GPUs that hold all experts at least."""
-    within = keys.whole("expert_tensor_parallel_size") or 1
+    within = keys.whole("expert_tensor_parallel_size", 1)
     keys.put("expert_tensor_parallel", within, "expert_tensor_parallel_size")
-    stages, experts = (keys.whole(f"{key}_model_parallel_size") or 1 for key in ("pipeline", "expert"))
-    chunks = keys.whole("virtual_pipeline_model_parallel_size") or 1
+    stages, experts = (keys.whole(f"{key}_model_parallel_size", 1) for key in ("pipeline", "expert"))
+    chunks = keys.whole("virtual_pipeline_model_parallel_size", 1)
     if chunks > 1 and stages > 1:
         keys.put("virtual_pipeline", chunks, "virtual_pipeline_model_parallel_size")
     keys.warn("num_layers_per_virtual_pipeline_stage", "chunks are counted as one for each stage", "parallelism")

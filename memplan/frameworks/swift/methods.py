@@ -17,7 +17,7 @@ from memplan.frameworks.common.generating import (
     read_fields,
     warn_engine,
 )
-from memplan.frameworks.common.local_models import put_reference
+from memplan.frameworks.common.references import put_reference
 from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
 from memplan.frameworks.trl.keys import KNOWN_LOSSES
 from memplan.presets import find_preset
@@ -100,7 +100,7 @@ def ask_length(keys: Keys) -> None:
 
 
 def _online(keys: Keys, prompt: int | None) -> None:
-    completion = keys.whole("max_completion_length") or 512
+    completion = keys.whole("max_completion_length", 512)
     if "completion_length" not in keys.draft.given:
         keys.put("completion_length", completion, "max_completion_length")
     if "sequence_length" in keys.draft.given:

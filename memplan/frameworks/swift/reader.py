@@ -164,7 +164,7 @@ def _trained(keys: Keys, version: str, method: str) -> bool:
     read_quantisation(keys)
     read_optimizer(keys)
     _attention(keys)
-    size = keys.whole("sequence_parallel_size") or 1
+    size = keys.whole("sequence_parallel_size", 1)
     _share_sequences(keys, size)
     full = size > 1 or any(keys.flag(key) for key in ("enable_dft_loss", "enable_channel_loss"))
     scales = (keys.text("loss_scale") or "default").split("+")

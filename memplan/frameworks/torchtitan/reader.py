@@ -70,7 +70,7 @@ def read(document: Document, draft: Draft) -> None:
     training = keys.section("training", TRAINING)
     parallel = keys.section("parallelism", PARALLEL)
     ranks, _ = _parallel(parallel)
-    micro = (parallel.whole("pipeline_parallel_microbatch_size") or 1) if (parallel.whole(PIPELINE) or 1) > 1 else 0
+    micro = parallel.whole("pipeline_parallel_microbatch_size", 1) if (parallel.whole(PIPELINE) or 1) > 1 else 0
     _training(training, ranks, micro)
     _checkpointing(keys.section("activation_checkpoint", {"mode": "selective", "selective_ac_option": "2"}))
     optimizer = keys.section("optimizer", {"name": "AdamW", "implementation": "fused"})
@@ -157,11 +157,11 @@ def _converters(names: list[str], model: Keys, keys: Keys) -> None:
 
 def _parallel(keys: Keys) -> tuple[int, int]:
     """Ranks that see batches of their own, and GPUs in all."""
-    sizes = {name: keys.whole(f"{name}_degree") or 1 for name in (*INNER, "expert_parallel", "expert_tensor_parallel")}
+    sizes = {name: keys.whole(f"{name}_degree", 1) for name in (*INNER, "expert_parallel", "expert_tensor_parallel")}
     for name, size in sizes.items():
         if size > 1:
             keys.put(name, size, f"{name}_degree")
-    shard, replicate = keys.whole("data_parallel_shard_degree") or 1, keys.whole("data_parallel_replicate_degree") or 1
+    shard, replicate = keys.whole("data_parallel_shard_degree", 1), keys.whole("data_parallel_replicate_degree", 1)
     inner = prod(sizes[name] for name in INNER)
     given = int(keys.draft.options.get("num_gpus") or 0)
     if shard > 0:
@@ -218,7 +218,7 @@ def _training(keys: Keys, ranks: int, micro: int) -> None:
     keys.put("batch_size", micro or batch, "local_batch_size", "batch_size")
     keys.copy("sequence_length", "seq_len", "whole")
     total = keys.whole("global_batch_size") or -1
-    own = keys.whole("gradient_accumulation_steps") or 1  # of forks before there was a global batch
+    own = keys.whole("gradient_accumulation_steps", 1)  # of forks before there was a global batch
     steps = max(1, ceil_div(total, (batch or 1) * ranks)) if total > 0 else own
     keys.put("gradient_accumulation_steps", steps * cut, "global_batch_size", "gradient_accumulation_steps")
     stored, computed = keys.text("dtype"), keys.text("mixed_precision_param")

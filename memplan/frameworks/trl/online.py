@@ -201,7 +201,7 @@ def _at_once(keys: Keys, names: tuple[str, str]) -> None:
         values = keys.draft.said
         rollout = {**(keys.draft.values.get("rollout") or {}), **(keys.draft.options.get("rollout") or {})}
         shared = int(rollout.get("tensor_parallel") or 1) if rollout.get("engine") == "vllm" else 1
-        size, batch = keys.whole(said) or 1, int(values.get("batch_size") or 1)
+        size, batch = keys.whole(said, 1), int(values.get("batch_size") or 1)
         gpus = 1 if "divided" in keys.draft.finishers else int(values.get("num_gpus") or 1)  # one process has them all
         each = size // gpus if said == names[0] else size * batch
         put(keys, "max_num_seqs", max(1, each * shared), said)

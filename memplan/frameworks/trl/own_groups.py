@@ -38,7 +38,7 @@ def count_group(keys: Keys, sign: str) -> None:
     """All answers to a prompt at once, and logits of the prompt too. With one prompt a card they are a group's; more
     are the rows themselves, as VLM-R1 has them since its sampler repeats prompts."""
     keys.skip(*OF_VLM_R1, *PIXELS, "task_type", "reward_method", "val_split_ratio")
-    draft, group, path = keys.draft, keys.whole("num_generations") or 8, keys.settings.path
+    draft, group, path = keys.draft, keys.whole("num_generations", 8), keys.settings.path
     rows = int(draft.said.get("batch_size") or 1)
     if rows == 1 and sign not in OF_ROWS and "batch_size" not in draft.given:
         rows = group

@@ -191,7 +191,7 @@ def _chunked(keys: Keys, key: str, draft: Draft) -> None:
     less than a part's copy in fp32, its softmax and their product, 12 bytes (utils/torch_functional.py)."""
     said = draft.said
     rows = int(said.get("token_budget") or int(said.get("batch_size") or 1) * int(said.get("sequence_length") or 0))
-    part = keys.whole(f"{key.removesuffix(CHUNKED)}entropy_from_logits_chunk_size") or 2048
+    part = keys.whole(f"{key.removesuffix(CHUNKED)}entropy_from_logits_chunk_size", 2048)
     if said.get("entropy") != "loss" and rows // int(said.get("context_parallel") or 1) >= 3 * part:
         keys.bound(key, "the entropy is counted for all rows at once", "loss")
     else:

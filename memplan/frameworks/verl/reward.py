@@ -81,7 +81,7 @@ def _engine(keys: Keys, at: str, name: str) -> dict[str, Any]:
         value = keys.get(f"{at}{key}")
         if value is not None and value != "auto":
             found[inner] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), value)
-    lengths = [keys.whole(f"{at}{part}_length") or 2048 for part in ("prompt", "response")]
+    lengths = [keys.whole(f"{at}{part}_length", 2048) for part in ("prompt", "response")]
     found.setdefault("max_model_len", sum(lengths))
     if keys.flag(f"{at}free_cache_engine") is False:
         found["sleep"] = "none"

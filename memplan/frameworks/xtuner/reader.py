@@ -143,7 +143,7 @@ def _adapters(keys: Keys) -> bool:
     names = keys.get(f"{LORA}target_modules")
     words_of = module_names(names) if isinstance(names, str) else tuple(str(name) for name in names or ())
     targets = lora_targets(words_of) if words_of else "all-linear"
-    lora = {"r": keys.whole(f"{LORA}r") or 8, "targets": targets, "dropout": keys.number(f"{LORA}lora_dropout") or 0.0}
+    lora = {"r": keys.whole(f"{LORA}r", 8), "targets": targets, "dropout": keys.number(f"{LORA}lora_dropout") or 0.0}
     keys.put("lora", {**lora, "alpha": keys.number(f"{LORA}lora_alpha")}, f"{LORA}r")
     for name in ("modules_to_save", "use_dora", "bias", "layers_to_transform", "rank_pattern"):
         if keys.is_on(f"{LORA}{name}"):
