@@ -564,6 +564,7 @@ def test_what_to_change_is_typed_as_it_stands() -> None:
         "--max-model-len 8192, or --rollout-tensor-parallel 2, or --set rollout.kv_cache_memory=9MiB, or a larger card"
     )
     assert options_of_hint("enforce_eager: true") == "--enforce-eager"
+    assert options_of_hint("allocator.x: false, or vllm") == "--set allocator.x=false, or vllm"
     with pytest.raises(InvalidJob, match="does not divide the 2 GPUs"):
         estimate(Job(model="qwen2.5-7b", method="generate", gpu=CARD, num_gpus=2, tensor_parallel=4))
 

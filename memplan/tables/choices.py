@@ -78,11 +78,11 @@ def rollout_option(key: str) -> str:
 
 def options_of_hint(hint: str) -> str:
     """'max_model_len: 8192, or a larger card' -> '--max-model-len 8192, or a larger card': as typed."""
-    return re.sub(r"\b([a-z_]+): (\w[\w.]*)", lambda found: _option(found[1], found[2]), hint)
+    return re.sub(r"\b([a-z_.]+): (\w[\w.]*)", lambda found: _option(found[1], found[2]), hint)
 
 
 def _option(key: str, value: str) -> str:
     if key in ROLLOUT_OPTIONS:
         name = rollout_option(key)
         return f"--{name}" if value == "true" else f"--{name} {value}"
-    return f"--set rollout.{key}={value}"
+    return f"--set {key if '.' in key else f'rollout.{key}'}={value}"
