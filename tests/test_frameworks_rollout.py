@@ -313,3 +313,9 @@ def test_processes_beside_an_engine_on_its_own_cards_train_alone(tmp_path: Path,
     )
     (tmp_path / "run.sh").write_text(text)
     assert read_target(str(tmp_path / "run.sh"), {"num_gpus": 8}).job.num_gpus == each
+
+
+def test_what_the_engine_takes_bounds_a_prompt_of_trl(tmp_path: Path) -> None:
+    without = TRL.replace("--max_prompt_length 512 ", "")
+    assert read(tmp_path, f"{without}--use_vllm --vllm_max_model_length 4096").job.sequence_length == 4096
+    assert read(tmp_path, f"{without}--use_vllm").job.sequence_length == 1024

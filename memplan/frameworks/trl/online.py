@@ -79,6 +79,8 @@ def _lengths(keys: Keys, method: str) -> None:
         keys.put("sequence_length", max(keys.whole("max_length") or 0, completion), "max_length")
     elif prompt is not None:
         keys.put("sequence_length", prompt + completion, "max_prompt_length", name)
+    elif (longest := keys.whole("vllm_max_model_length")) and keys.flag("use_vllm"):  # which takes none that is longer
+        keys.put("sequence_length", max(longest, completion), "vllm_max_model_length")
     else:
         keys.assume("sequence_length", PROMPT + completion,
                     f"nothing bounds a prompt: {PROMPT} tokens are assumed; add --sequence-length")  # fmt: skip
