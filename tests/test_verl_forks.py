@@ -683,3 +683,21 @@ def test_a_copy_of_verl_that_scores_with_a_graph(tmp_path: Path, code: str, told
     place.parent.mkdir(parents=True)
     place.write_text(code)
     assert set(deciding(read(tmp_path, RL)).values()) == told
+
+
+def test_names_of_a_file_s_own_whose_values_verl_s_settings_have_are_not_asked_about(tmp_path: Path) -> None:
+    text = f"{RL} lora.target_modules=all-linear {M}target_modules=all-linear agent_proxy.reward_norm.method=mean_std"
+    assert not [each for each in read(tmp_path, text).unread if each.decides]
+    other = read(tmp_path, f"{RL} teacher.path=Qwen/Qwen2.5-0.5B")
+    assert [each.key for each in other.unread if each.decides] == ["teacher.path"]
+
+
+def test_search_r1_s_padded_rows_are_no_more_than_its_completions(tmp_path: Path) -> None:
+    """A budget counts tokens without the padding that rows keep: a rank's completions may all stand in one."""
+    dynamic = f"{A}use_dynamic_bsz=true {A}ppo_max_token_len_per_gpu=4096 {M}use_remove_padding=False"
+    dynamic += f" {R}log_prob_max_token_len_per_gpu=4096"
+    search = f"max_turns=2 data.max_start_length=256 data.train_batch_size=128 {R}n_agent=8"
+    found = read(tmp_path, f"{RL} {dynamic} {search}")
+    assert {each.asks for each in found.unread} == {"batch_size", "logprob_token_budget"}
+    told = read(tmp_path, f"{RL} {dynamic} {search}", batch_size=4, logprob_token_budget=4096)
+    assert (told.job.batch_size, told.job.logprob_token_budget, told.unread) == (4, 4096, ())

@@ -75,7 +75,11 @@ def read_critic(keys: Keys, megatron: bool, ranks: int, tokens_shared: int) -> N
     else:
         later = any(key.startswith("critic.fsdp.") for key in keys.settings.values)
         at = "critic.fsdp." if later else "critic.model.fsdp_config."
-        as_the_policy(keys, OF_VERL | {f"{at}model_dtype": f"{ACTOR}fsdp_config.model_dtype"}, default=True)
+        pairs = (
+            OF_VERL if "offload" in keys.draft.values else {k: of for k, of in OF_VERL.items() if "offload" not in k}
+        )
+        keys.skip("critic.model.enable_activation_offload")  # whose activations, as the policy's, are on the card then
+        as_the_policy(keys, pairs | {f"{at}model_dtype": f"{ACTOR}fsdp_config.model_dtype"}, default=True)
         own = ulysses(keys, "critic.", at)
         if ranks * tokens_shared % own:
             key = next(each for each in keys.settings.values if each.endswith("parallel_size") and "critic" in each)

@@ -4,6 +4,7 @@ Source: verl 0.1 to 0.9 workers/fsdp_workers.py, workers/megatron_workers.py (no
 utils/seqlen_balancing.py: rearrange_micro_batches."""
 
 import re
+from math import prod
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.common.generating import put
@@ -67,7 +68,8 @@ def update_batch(
         key = f"{ACTOR}ppo_max_token_len_per_gpu"
         tokens = known(keys, key, "batch_size", length) * tokens_shared
         padded = not megatron and keys.flag(f"{MODEL}use_remove_padding") is False
-        batch = of_rows(keys, mini, tokens // length, key) if padded else 0
+        least = max(1, tokens // length)
+        batch = of_rows(keys, mini, least, key, f"--batch-size {least}") if padded else 0
         batch = batch or of_tokens(keys, tokens, length, completion, key)
         keys.skip(f"{ACTOR}ppo_micro_batch_size_per_gpu", f"{ACTOR}ppo_micro_batch_size")
     if "token_budget" not in keys.draft.values:
@@ -90,11 +92,17 @@ def update_batch(
 PADDED = "tokens are counted without padding, and rows keep theirs: as many stand in one as there are"
 
 
-def of_rows(keys: Keys, rows: int, least: int, key: str) -> int:
+def of_rows(keys: Keys, rows: int, least: int, key: str, hint: str = "") -> int:
     """Sequences of a micro-batch whose budget counts tokens without padding, where padding stays: short ones may all
-    stand in one. ``rows``: all there are; ``least``: how many do, were each at its longest."""
+    stand in one. ``rows``: all there are; ``least``: how many do, were each at its longest; ``hint``: the option that
+    says so many."""
+    if rows == UNBOUNDED:
+        keys.warn(key, "how many short ones stand in one with their padding is not known", "batch")
+        return max(1, least)
     if rows > max(1, least):
-        keys.draft.bound(key, keys.settings.where(key), PADDED, "batch")
+        asks = hint.removeprefix("--set ").partition("=")[0].partition(" ")[0].lstrip("-").replace("-", "_")
+        told = f"add {hint}, if rows are about as long as the longest" if hint else ""
+        keys.draft.bound(key, keys.settings.where(key), PADDED, "batch", asks, told)
     return rows
 
 
@@ -122,7 +130,8 @@ def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], pac
         if dynamic:
             key, size = budget, known(keys, budget, usual=0) * tokens_shared
             if size and not packs and keys.flag(f"{MODEL}use_remove_padding") is False:
-                size = of_rows(keys, most, size // length, budget) * length
+                hint = f"--set logprob_token_budget={max(size, length)}"
+                size = of_rows(keys, most, size // length, budget, hint) * length
         elif keys.get(each) is not None:
             key, size = each, min(known(keys, each, usual=0), most) * length
         else:
@@ -139,10 +148,16 @@ _OWN = re.compile(r"(?:env|agent|actor_rollout_ref\.(?:agent|env))\.|.*\.rollout
 """Settings of forks that may make other numbers of completions than ``n`` of each prompt."""
 
 
+UNBOUNDED = 10**6
+
+
 def of_a_rank(keys: Keys, ranks: int) -> int:
     """Completions that each rank scores in all, which no micro-batch is larger than; without a bound in a fork that
-    makes others."""
-    prompts, group = keys.settings.values.get("data.train_batch_size"), keys.get(f"{ROLLOUT}n")
-    if not isinstance(prompts, int) or not isinstance(group, int) or any(map(_OWN.match, keys.settings.values)):
-        return 10**6
-    return max(1, ceil_div(prompts * group, ranks))
+    makes others. Search-R1's are ``n_agent`` of each prompt, of all turns together."""
+    said = keys.settings.values
+    joined = ("max_turns", f"{ROLLOUT}n_agent") if keys.has("data.max_start_length") else ()
+    sizes = [said.get("data.train_batch_size"), keys.get(f"{ROLLOUT}n"), *(said.get(each, 1) for each in joined[1:])]
+    own = any(_OWN.match(each) for each in said if each not in joined)
+    if own or not all(isinstance(each, int) for each in sizes):
+        return UNBOUNDED
+    return max(1, ceil_div(prod(sizes), ranks))

@@ -4,7 +4,9 @@ Names alone, of verl 0.2 to 0.9: trainer/config/*.yaml with every engine. A sett
 about, so that a slip of the pen is noticed and what a new version adds is."""
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from memplan.frameworks.files.documents import words
 from memplan.tables.texts import words_by_part
@@ -81,3 +83,17 @@ def sense(key: str) -> str:
     if name not in NAMES.get(group, frozenset()):
         return "unknown"
     return "bearing" if name in BEARING.get(group, frozenset()) and not of_others else "harmless"
+
+
+def repeated(values: Mapping[str, Any]) -> set[str]:
+    """Names of a file's own whose value a setting of verl's has taken over, however it was put in: ``model_path``
+    beside ``actor_rollout_ref.model.path``. Not paths in groups of others, which may be another model's."""
+    own = {key: value for key, value in values.items() if sense(key) == "unknown" and value not in (None, "")}
+    theirs = [(key, value) for key, value in values.items() if key not in own]
+    found = {name for name, value in own.items() if any(each == value and _alike(name, key) for key, each in theirs)}
+    return {name for name in found if not re.search(r"\..*path$", name) or name.startswith("actor_rollout_ref.")}
+
+
+def _alike(name: str, key: str) -> bool:
+    same = name.rpartition(".")[2] == key.rpartition(".")[2]
+    return same or key.replace(".", "_").endswith(f"_{name.replace('.', '_')}")

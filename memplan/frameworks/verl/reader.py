@@ -252,8 +252,8 @@ OF_A_GROUP = {
     "trainer": ("model", "adapters"),
 }
 """What of memory a fork's own setting of these groups may decide: the others' are of rewards, steps and logs."""
-OF_LOG_PROBS = re.compile(r"loss_(?:impl|fn|func|function|mode|type|agg\w*)$")
-"""Which loss is made of the log-probabilities: of numbers of rows, whatever it is."""
+OF_LOG_PROBS = re.compile(r"loss_(?:impl|fn|func|function|mode|type|agg\w*)$|(?:reward|norm|filter|penalt)\w*\.method$")
+"""Which loss is made of the log-probabilities, and how rewards are scaled: of numbers of rows, whatever it is."""
 A_SLIP = 0.93
 """How alike a setting is to one that it is a slip of."""
 ASKED = {"lengths": "sequence_length", "batch": "batch_size"}

@@ -11,7 +11,7 @@ from memplan.frameworks.commands.hydra import of_program
 from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.files.following import found_at, open_reference, program_at
 from memplan.frameworks.shell.reader import Word, scalar
-from memplan.frameworks.verl.names import sense
+from memplan.frameworks.verl.names import repeated, sense
 
 RL, SFT, ENGINE, EASY, SKY = "rl", "fsdp_sft_trainer", "sft_trainer", "easyr1", "skyrl"
 """Trainers: of reinforcement learning; the older and the newer of supervised fine-tuning; EasyR1's, SkyRL's."""
@@ -141,7 +141,7 @@ def _settled(found: Given, variables: Collection[str] = ()) -> Given:
     a file's that verl does not know (``micro_batch_size: 4`` at its top)."""
     values = found.settings.values
     named = {match.group(1) for match in map(_reference, values.values()) if match}
-    gone = {*variables, *(key for key in named if sense(key) == "unknown")}
+    gone = {*variables, *repeated(values), *(key for key in named if sense(key) == "unknown")}
     values = {key: value for key, value in referred(values).items() if key not in gone}
     return found._replace(settings=replace(found.settings, values=values))
 
