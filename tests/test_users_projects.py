@@ -224,7 +224,12 @@ model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat1
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("MyDPOTrainer", "add --set own_loss.logits=16"), ("Weighted", "add --without compute_loss")]
+    ("name", "hint"),
+    [
+        ("MyDPOTrainer", "write its job in memplan's keys"),  # whose reference is nowhere
+        ("MyORPOTrainer", "add --set own_loss.logits=16"),
+        ("Weighted", "add --without compute_loss"),
+    ],
 )
 def test_a_trainer_of_ones_own_for_another_method_is_no_supervised_one(name: str, hint: str) -> None:
     found = checked("train.py", OWN_TRAINER.format(name=name, more=""), sequence_length=256)

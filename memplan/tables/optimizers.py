@@ -77,6 +77,8 @@ _ROWS = (
         source="torch/optim/adam.py: _foreach_sqrt(exp_avg_sq)"),
     Optimizer("sgd", "SGD", source="torch/optim/sgd.py"),
     Optimizer("sgd-momentum", "SGD with momentum", per_element=1, source="torch/optim/sgd.py"),
+    Optimizer("rmsprop", "RMSprop", per_element=1, implementations=("foreach", "loop"), foreach_copies=1,
+        step="rmsprop", source="torch/optim/rmsprop.py: square_avg, _foreach_sqrt(square_avg); without momentum"),
     Optimizer("adafactor", "Adafactor, factored second moment", rule="factored", per_element=1,
         implementations=("foreach", "loop"), default_implementation="loop", foreach_copies=1, step="adafactor",
         shardings=(*WHOLE, "zero"), refusals={"fsdp": _NO_MATRIX["fsdp"], **_MEGATRONS,

@@ -22,12 +22,15 @@ def make_optimizer(recipe: Recipe, parameters: Iterable[torch.nn.Parameter]) -> 
         return torch.optim.AdamW(trained, lr=1e-5, **how)
     if row.name in ("sgd", "sgd-momentum"):
         return torch.optim.SGD(trained, lr=1e-5, momentum=0.9 if row.name == "sgd-momentum" else 0.0, **how)
+    if row.name == "rmsprop":
+        return torch.optim.RMSprop(trained, lr=1e-5, **how)
     if row.name == "adafactor" and row.library == "torch":
         return torch.optim.Adafactor(trained, lr=1e-5, **how)
     if row.name == "muon":
         return MuonAndAdamW(trained, recipe.model.vocab_size)
     raise InvalidJob(
-        f"optimizer: {row.name} of {row.library} cannot be traced", "adamw, sgd, sgd-momentum, adafactor and muon can"
+        f"optimizer: {row.name} of {row.library} cannot be traced",
+        "adamw, sgd, rmsprop, adafactor and muon can",
     )
 
 

@@ -9,7 +9,7 @@ TRAINERS = words_of(
     """pytorch transformers trl llamafactory llamafactory-v1 simpo-repo openrlhf verl litgpt mindspeed
     nemo-aligner slime"""
 )
-OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "adafactor", "muon")
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "rmsprop", "adafactor", "muon")
 SHARDINGS = ("none", "ddp", "fsdp2", "fsdp")
 HEADS = words_of(
     """cross-entropy shifted-cross-entropy repeated-cross-entropy foak-cross-entropy chunked-cross-entropy

@@ -72,6 +72,11 @@ def lion(t: Stepped, s: OptimizerSettings) -> Assignments:
     yield "update", t.elements * t.itemsize
 
 
+def rmsprop(t: Stepped, s: OptimizerSettings) -> Assignments:
+    """``avg = square_avg.sqrt()`` (torch/optim/rmsprop.py)."""
+    yield "avg", t.elements * t.itemsize
+
+
 def schedule_free(t: Stepped, s: OptimizerSettings) -> Assignments:
     """``denom = exp_avg_sq.div(correction)``; the gradient is divided in place (schedulefree 1.4.1)."""
     yield "denom", t.elements * t.itemsize
@@ -188,6 +193,7 @@ PROGRAMS: dict[str, Program] = {
     "adafactor": adafactor,
     "adafactor-transformers": adafactor_transformers,
     "lion": lion,
+    "rmsprop": rmsprop,
     "schedule-free": schedule_free,
     "muon": muon,
     "galore": galore,

@@ -37,7 +37,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     name: dict(pairs_of(text)) for name, text in rows_of(_PARTS["optimizers"]).items()
 }
 """OptimizerNames that are modelled; the first of each set of equal rows is the one that is written."""
-LESS = ("rmsprop", "adagrad", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit")
+LESS = ("adagrad", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit")
 """One state a parameter, of torch.optim or bitsandbytes."""
 ATTENTIONS = {"flash_attention_2": "flash", "flash_attention_3": "flash", "sdpa": "sdpa", "eager": "eager"}
 

@@ -113,7 +113,17 @@ def ask_loss(rows: int, forwards: int, what: str, where: str, draft: Draft) -> N
     """Ask what a loss holds that nobody reads, over so many sequences of each example."""
     hint = f"add --set own_loss.logits=16{f' --set own_loss.forwards={forwards}' if forwards > 1 else ''}"
     draft.ask("own_loss", where, what, hint)
-    draft.finishers["rows"] = partial(_put_rows, rows)
+    draft.finishers["rows"] = partial(_put_told, rows)
+
+
+def _put_told(rows: int, draft: Draft) -> None:
+    """A loss whose numbers an option gives is one of supervised rows, whatever the settings speak of."""
+    _put_rows(rows, draft)
+    if "own_loss" in draft.given and draft.values.get("method", "sft") != "sft":
+        for key in ("loss_head", "reference", "pair_pass", "sft_term", "trainer_version"):
+            draft.values.pop(key, None)
+            draft.options = {name: value for name, value in draft.options.items() if name != key or name in draft.given}
+        draft.values |= {"method": "sft", "trainer": "transformers"}
 
 
 def _collator(trainer: Thing) -> Class | Function | None:
@@ -134,11 +144,13 @@ def put_unread(trainer: Thing, changed: str, where: str, what: str, draft: Draft
     if TRAINERS[trainer.last] == "transformers" and method not in ("", "sft"):
         what = f"{name} trains by {method} with code of its own{what}"
         found = METHODS.get(method)
-        if found is None or not found.pairs or found.online or found.score_head or trainer.own is None:
+        second = [each for key in BESIDE for each in models_of(trainer.values.get(key))]
+        known = found is not None and found.pairs and not found.online and (second or not found.reference)
+        if found is None or not known or found.score_head or trainer.own is None:
             draft.warn(changed, where, what, "method", WRITE)
             return
         forwards = max(len(RUNS.findall(ast.unparse(trainer.own.node))), 1)
-        trainer.values["?asked"] = [each for key in BESIDE for each in models_of(trainer.values.get(key))]
+        trainer.values["?asked"] = second
         ask_loss(max(forwards, 2), forwards, what, where, draft)
     else:
         draft.warn(changed, where, f"{name} has a {changed} of its own, which is not read{what}", "loss")
