@@ -24,7 +24,7 @@ def self_attention(s: Shape, mixer: Attention) -> Steps:
     *inputs, output = mixer.linears
     gate = inputs[0].outputs // s.tensor - q
     fused = te.layernorm_linear(s, "qkv", "the q, k, v product", q + gate + 2 * kv, s.product(inputs))
-    core = unfused(s, q, kv, heads) if s.unfused else kernel(s, q, kv, kv, q, heads, rotated=mixer.rotary != "none")
+    core = unfused(s, q, kv, heads) if s.unfused else kernel(s, q, kv, kv, q, heads)
     steps = [fused]
     if mixer.norms:
         steps.append(_head_norms(s, q, kv, heads + groups))
@@ -60,12 +60,13 @@ def _head_norms(s: Shape, q: int, kv: int, heads: int) -> Step:
     )
 
 
-def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool = True) -> Step:
+def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int) -> Step:
     """The attention kernel over widths of q, k, v and output on this rank.
 
     Context parallelism by all-to-all keeps the output twice: by heads for the kernel, by sequence for the product that
     follows; so does a kernel that works by rows. Around a ring (p2p), what came in each round and each round's output
-    are held until the last one; the last rank of the ring has the largest."""
+    are held until the last one; the last rank of the ring has the largest. Backward takes what kernels take within
+    themselves (``fused_kernel.within_backward``; cuDNN as flash-attn)."""
     kind = s.settings.cp_comm_type if s.context > 1 else ""
     qkv = (te.of_tokens(s, Q, q, "q"), te.of_tokens(s, K, k, "k"), te.of_tokens(s, V, v, "v"))
     kept = [*qkv, te.of_tokens(s, OUT, out, "out"), Held(LSE, "T·heads·4", (s.tokens, heads, te.FP32))]
@@ -89,9 +90,11 @@ def kernel(s: Shape, q: int, k: int, v: int, out: int, heads: int, rotated: bool
         whole = te.of_tokens(s, "gathered keys and values", s.context * (k + v), "cp·(k + v)")
         forward.append(whole)
         gradients += [whole, whole._replace(name="gradients of gathered keys and values")]
-    joined = te.of_tokens(s, "joined gradients of q, k, v", q + k + v, "(q + k + v)")
-    if joined.bytes > gradients[1].bytes and rotated and not kind:
-        gradients[1] = joined
+    wide = (s.tokens, q, te.FP32)
+    sums = Held("attention's row sums", "T·heads·4", (s.tokens, heads, te.FP32))
+    gradients += [Held("gradients of queries in fp32", "T·q·4", wide), sums]
+    if k < q:
+        gradients.append(te.of_tokens(s, "gradients of keys of every head", 2 * q, "2q"))
     return Step("attention", tuple(kept), tuple(forward), tuple(gradients), CORE if not kind else EXCHANGES)
 
 

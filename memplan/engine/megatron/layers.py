@@ -41,10 +41,7 @@ def latent_attention(s: Shape, mixer: LatentAttention) -> Steps:
     norm = te.norm(s, "input-norm", "attention's norm")
     down = _down(s, mixer, normed)
     up = _up(s, mixer, q, kv)
-    core = kernel(s, q, k, v, v, heads, rotated=False)
-    split = te.of_tokens(s, "gradient of the product of keys and values", kv, "kv")
-    if split.bytes > core.backward[1].bytes:
-        core = core._replace(backward=(core.backward[0], split, *core.backward[2:]))
+    core = kernel(s, q, k, v, v, heads)
     fused = te.of_tokens(s, "the product of keys and values", kv, "kv")
     core = core._replace(forward=(fused, *core.forward[1:]))
     out = te.row_linear(s, "projection", "the output matmul", v, keeps_input=False)
