@@ -19,11 +19,11 @@ from memplan.cost.step import step
 from memplan.engine.bounds import floor
 from memplan.errors import InvalidJob
 from memplan.planner import plan
-from memplan.planner.candidates import accumulation_class
 from memplan.planner.degrees import LEAST_TOKENS, NATIVE, is_native
 from memplan.planner.moves import space_of
 from memplan.planner.planning import question
 from memplan.planner.space import CHECKPOINTING, divided_sequences, layouts
+from memplan.planner.steps import accumulation_class
 from memplan.planner.words import layout_name
 from memplan.reporting import peak
 from memplan.resolve import resolve

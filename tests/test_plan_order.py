@@ -14,9 +14,10 @@ from memplan.engine.bounds import at_least, first_stage, floor, held_at_least, s
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.planner.axes import LEANEST
-from memplan.planner.candidates import accumulation_class, depends_on_batch, stays_gathered
+from memplan.planner.candidates import stays_gathered
 from memplan.planner.pricing import FREE, Pricing
 from memplan.planner.space import CHECKPOINTING, HEADS, PAIR_PASSES, REFERENCES
+from memplan.planner.steps import accumulation_class, depends_on_batch
 from memplan.priced import price
 from memplan.reporting import host_of, peak
 from memplan.resolve import resolve

@@ -15,7 +15,7 @@ from memplan.frameworks.registry import find_framework
 from memplan.generated import Host
 from memplan.planner import plan
 from memplan.planner.axes import values
-from memplan.planner.candidates import Candidates, Floored, Refused, accumulation_class, same_training
+from memplan.planner.candidates import Candidates, Floored, Refused, same_training
 from memplan.planner.changes import sets
 from memplan.planner.degrees import LEAST_TOKENS, Keys, divisors, is_native, native, twos
 from memplan.planner.planning import job_input, pricing_of, question, search
@@ -23,6 +23,7 @@ from memplan.planner.pricing import FREE, ROWS, Priced, Pricing, has_flash
 from memplan.planner.rejected import _miss, absences
 from memplan.planner.space import Space, batches, data_ranks, layouts, megatron
 from memplan.planner.splits import candidates
+from memplan.planner.steps import accumulation_class
 from memplan.priced import price
 from memplan.reporting import peak
 from memplan.resolve import resolve

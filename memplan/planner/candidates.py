@@ -15,6 +15,7 @@ from memplan.errors import MemplanError
 from memplan.planner.axes import LEANEST, OUTDONE, Made, alternatives, in_megatron, joined, named, others, twins_of
 from memplan.planner.degrees import Keys
 from memplan.planner.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts, trainer_of
+from memplan.planner.steps import accumulation_class, depends_on_batch, with_same_step
 from memplan.planner.words import layout_name
 from memplan.resolve import resolve
 from memplan.resolve.megatron_stages import check_interleaved
@@ -81,12 +82,6 @@ class Candidates(NamedTuple):
         """Plans looked at."""
         left = [*(each.plans for each in self.refused), *(each.plans for each in self.floored)]
         return len(self.legal) + sum(left) + self.outdone
-
-
-def depends_on_batch(recipe: Recipe) -> bool:
-    """Whether anything beside batch and accumulation follows from them: groups of completions, refusals but that of
-    Megatron's interleaved schedule."""
-    return recipe.method.online or "accumulation" in recipe.optimizer.row.refusals
 
 
 def stays_gathered(recipe: Recipe) -> bool:
@@ -240,7 +235,8 @@ class Builder:
     def _with_batch(self, first: Recipe, keys: Keys, size: int, steps: int) -> Recipe:
         """The recipe with another batch. Raises MemplanError for one that it cannot have."""
         if depends_on_batch(first):
-            return self.recipe({**keys, "batch_size": size, **self._steps(steps)})
+            found = with_same_step(first, size, steps) if self.space.job.logprob_token_budget is None else None
+            return found or self.recipe({**keys, "batch_size": size, **self._steps(steps)})
         check_interleaved(first.parallel, steps)
         return first._replace(batch=first.batch._replace(size=size, accumulation=steps))
 
@@ -254,15 +250,6 @@ class Floors:
         assert recipe.hardware.gpu is not None
         usable = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
         return stepping(recipe._replace(others=recipe.others._replace(critic=None)), usable) > usable
-
-
-def accumulation_class(recipe: Recipe, accumulation: int = 0) -> int:
-    """What of the accumulation memory depends on: whether there is any; in a pipeline, how many micro-batches, of which
-    no schedule holds more than its stages, Megatron's interleaved one than twice as many."""
-    stages = recipe.parallel.pipeline
-    return min(
-        accumulation or recipe.batch.accumulation, 2 * stages if recipe.in_megatron and stages > 1 else max(2, stages)
-    )
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {

@@ -9,13 +9,14 @@ from memplan.cost.optimizer import is_offloaded, trained_elements
 from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.gpus import listed
 from memplan.models import load_model
-from memplan.planner.candidates import Builder, Candidate, Candidates, depends_on_batch, without_choices
+from memplan.planner.candidates import Builder, Candidate, Candidates, without_choices
 from memplan.planner.generating import engines_of, is_of_whole
 from memplan.planner.planning import Question, Searched, Tell, nothing, pricing_of
 from memplan.planner.pricing import Priced, Pricing
 from memplan.planner.result import Answer
 from memplan.planner.search import Found, best, largest
 from memplan.planner.splits import candidates
+from memplan.planner.steps import depends_on_batch
 from memplan.planner.words import plan_name
 from memplan.presets import model_names
 from memplan.spec.gpu import Gpu

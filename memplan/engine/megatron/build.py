@@ -44,11 +44,11 @@ class MegatronParts:
         )
 
     @cached_property
-    def shares(self) -> list[Share]:
+    def shares(self) -> tuple[Share, ...]:
         """The stage's parameters."""
         recipe = self.recipe
         shares = rank_shares(recipe.model, recipe.parallel, recipe.megatron, self.chunks)
-        return list(with_adapters(shares, recipe.adapter, recipe.trainer.adapters.on_megatron, recipe.parallel))
+        return tuple(with_adapters(shares, recipe.adapter, recipe.trainer.adapters.on_megatron, recipe.parallel))
 
     @cached_property
     def vocabulary(self) -> int:

@@ -50,7 +50,7 @@ def policy_groups(recipe: Recipe, weights: list[Weight], sized: Sized) -> Groups
     """Their sizes."""
     adapter, layers = recipe.adapter, list[Sizes]()
     shared = recipe.sharding.reshard_after_forward not in (True, False)
-    whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True))
+    whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True)) if shared else recipe
 
     def sizes(part: list[Weight], title: str) -> Sizes:
         flat, alone = flat_of(recipe, part), tuple[tuple[str, int], ...]()
