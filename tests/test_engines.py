@@ -475,6 +475,16 @@ def test_a_version_of_two_digits_is_one_as_a_number_too() -> None:
     assert said(engine_version=0.11).kv_tokens == said(engine_version="0.11.0").kv_tokens
 
 
+def test_an_engine_that_is_told_bf16_does_not_start_on_a_card_without_it() -> None:
+    job = {"model": "qwen2.5-3b", "method": "grpo", "sharding": "fsdp", "num_gpus": 2, "gpu": "v100-32gb"}
+    for trainer, said, starts in (("verl", {}, False), ("verl", {"dtype": "fp16"}, True), ("trl", {}, True)):
+        rollout = {"engine": "vllm", "placement": "colocate", "gpu_memory_utilization": 0.5, "max_model_len": 2048}
+        found = estimate({**job, "trainer": trainer, "dtype": "fp16", "rollout": rollout | said})
+        assert found.engine is not None
+        assert found.engine.starts == starts
+        assert ("bf16" in found.engine.why) != starts
+
+
 def test_sleep_fails_under_expandable_segments_in_older_versions() -> None:
     job = {"model": "qwen2.5-7b", "method": "generate", "gpu": CARD, "allocator": {"expandable_segments": True}}
     for version in ("0.11.0", "0.19.0"):

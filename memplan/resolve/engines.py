@@ -42,9 +42,10 @@ def level_of(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> i
     return level
 
 
-def checked(of: Generator, gpu: Gpu | None, expandable_segments: bool = False) -> Generator:
-    """The engine, with why it fails as it is set. Raises InvalidJob for a version that is not modelled, and for degrees
-    and formats that it refuses."""
+def checked(of: Generator, gpu: Gpu | None, expandable_segments: bool = False, dtype: str | None = None) -> Generator:
+    """The engine, with why it fails as it is set; ``dtype``: what it is told (vllm 0.28 check_if_supports_dtype: where
+    nothing is, it takes fp16 on cards without bf16, as SGLang does anyway). Raises InvalidJob for a version that is not
+    modelled, and for degrees and formats that it refuses."""
     if of.engine == "hf":
         return of
     stored = of.model.quantization
@@ -82,6 +83,8 @@ def checked(of: Generator, gpu: Gpu | None, expandable_segments: bool = False) -
             f"rollout.pipeline_parallel: {of.pipeline_parallel} stages of {of.model.num_layers} layers",
             f"use 1 to {of.model.num_layers}",
         )
+    if dtype == "bf16" and of.engine == "vllm" and gpu is not None and not gpu.has_bf16:
+        return of._replace(fails=(f"{gpu.name} has no bf16 (compute capability {gpu.architecture})", "dtype: fp16"))
     later = (row for row in ERAS if row.engine == of.engine and row.since > era.since)
     first = next((row for row in later if row.expandable_sleeps), None)
     if not of.sleep or not expandable_segments or era.expandable_sleeps:

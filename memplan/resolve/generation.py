@@ -211,7 +211,8 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         host_copy=row.host_copy,
         margin=found.hardware.margin,
     )
-    made = checked(made, found.hardware.gpu, found.hardware.expandable_segments)
+    told = asked.dtype or ("bf16" if row.half else None)
+    made = checked(made, found.hardware.gpu, found.hardware.expandable_segments, told)
     return made._replace(scorer=_scorer(job, found, notes))
 
 

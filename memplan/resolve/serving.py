@@ -71,7 +71,8 @@ def served(base: Recipe, given: JobInput) -> Recipe:
     model = policy_model(given, job, notes)
     notes.assumptions[:] = [each for each in notes.assumptions if not each.startswith(OF_TRAINING)]
     expandable = base.hardware.expandable_segments or job.allocator.expandable_segments
-    of = checked(generator(job, model, gpu, notes)._replace(expandable=expandable), gpu, expandable)
+    asked = job.rollout.dtype if job.rollout else None
+    of = checked(generator(job, model, gpu, notes)._replace(expandable=expandable), gpu, expandable, asked)
     told = base.provenance
     shown = {key: told.job[key] for key in (*KEPT, "num_gpus") if key in told.job}
     shown |= {"method": job.method, "num_gpus": of.gpus, "rollout": resolved(of)}
