@@ -206,6 +206,7 @@ LINES: list[tuple[str, str, str, object]] = [
     ("torchtitan", 'fsdp_reshard_after_forward = "never"', "reshard_after_forward", False),
     ("torchtitan", '[optimizer]\nimplementation = "foreach"', "optimizer_impl", "foreach"),
     ("torchtitan", "[compile]\nenable = true", "compile", True),
+    ("torchtitan", '[compile]\nenable = true\ncomponents = ["loss"]', "loss_head", "compiled-cross-entropy"),
     ("torchtitan", "data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 2", "fsdp", HYBRID),
     ("torchtitan", "[experimental]\ncontext_parallel_degree = 2", "context_parallel", 2),
     ("megatron", "--recompute-granularity full", "gradient_checkpointing", "full"),

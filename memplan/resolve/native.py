@@ -177,7 +177,7 @@ def unmodelled(job: Job, spec: ModelSpec) -> str:
         (job.padded, "padded"),
         (job.attention == "eager" or spec.eager_only, "eager attention"),
         (job.images is not None, "images"),
-        (job.loss_head not in ("auto", "cross-entropy"), f"loss_head {job.loss_head}"),
+        (job.loss_head not in ("auto", "cross-entropy", "compiled-cross-entropy"), f"loss_head {job.loss_head}"),
     ):
         if bad:
             return what

@@ -24,7 +24,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "float8": ("none", *FLOAT8),
     "mixer_kernels": ("auto", "torch", "cuda"),
     "attention": ("flash", "sdpa", "eager"),
-    "loss_head": words_of("auto cross-entropy log-softmax selective chunked fused cut-cross-entropy tiled"),
+    "loss_head": words_of(
+        "auto cross-entropy compiled-cross-entropy log-softmax selective chunked fused cut-cross-entropy tiled"
+    ),
     "logits_dtype": ("auto", "bf16", "fp32"),
     "pair_pass": ("concatenated", "two-forward", "split", "gradcache"),
     "reference": ("auto", "none", "resident", "adapter", "second-adapter", "precomputed", "offloaded"),

@@ -76,14 +76,16 @@ def read(document: Document, draft: Draft) -> None:
     optimizer = keys.section("optimizer", {"name": "AdamW", "implementation": "fused"})
     _optimizer(optimizer)
     compiled = keys.section("compile", {"enable": False})
-    if compiled.flag("enable") and "model" in (compiled.names("components") or ("model",)):
+    parts = (compiled.names("components") or ("model",)) if compiled.flag("enable") else ()
+    if "model" in parts:
         compiled.put("compile", True, "enable")
         if (compiled.text("backend") or "inductor") != "inductor":
             compiled.warn("backend", "another backend is counted as inductor")
     compiled.close(words("components backend"))
     _beside(keys)
     keys.draft.put("attention", "sdpa", Origin("trainer", f"{FRAMEWORK.label}: sdpa"))
-    keys.draft.put("loss_head", "cross-entropy", Origin("trainer", f"{FRAMEWORK.label}: cross_entropy_loss"))
+    head = "compiled-cross-entropy" if "loss" in parts and "model" not in parts else "cross-entropy"
+    keys.draft.put("loss_head", head, Origin("trainer", f"{FRAMEWORK.label}: cross_entropy_loss"))
     keys.draft.put("hold_outputs", False, Origin("trainer", f"{FRAMEWORK.label}: del pred"))
     keys.draft.put("logits_dtype", "fp32", Origin("trainer", f"{FRAMEWORK.label}: pred.float()"))
     keys.skip("quantize", "float8", "mx")

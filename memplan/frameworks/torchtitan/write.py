@@ -27,6 +27,8 @@ FLAVORS = {
 """Model and flavor -> the Hub's model of that shape."""
 FLOAT8 = "quantize.linear.float8"
 """Its converter of torchao's float8, and the section of its settings."""
+COMPILED_LOSS = "compiled-cross-entropy"
+"""Where the loss alone is compiled."""
 RESHARDS = {"False": "never", "True": "always"}
 
 
@@ -35,6 +37,8 @@ def own_of(job: Job) -> Mapping[str, Any]:
     if job.method != "sft":
         return {"trainer": "pytorch"}
     own: dict[str, Any] = {"trainer": "pytorch", "logits_dtype": "fp32", "loss_head": "cross-entropy"}
+    if job.loss_head == COMPILED_LOSS:
+        own["loss_head"] = COMPILED_LOSS
     own["hold_outputs"] = False
     if job.num_gpus > 1:
         own |= {"sharding": "fsdp2"}
@@ -99,6 +103,7 @@ def _settings(job: Job) -> dict[str, dict[str, Any]]:
     elif kind.startswith(EVERY):
         checkpointing["selective_ac_option"] = kind.removeprefix(EVERY)
     how = {"loop": "for-loop", "auto": "foreach"}.get(job.optimizer_impl, job.optimizer_impl)
+    alone = job.loss_head == COMPILED_LOSS and not job.compile
     low: dict[str, dict[str, Any]] = {}
     if job.float8 != "none":
         gathers = job.fsdp.float8_all_gather
@@ -110,5 +115,5 @@ def _settings(job: Job) -> dict[str, dict[str, Any]]:
         "parallelism": parallelism,
         "activation_checkpoint": checkpointing,
         "optimizer": {"name": {"adamw": "AdamW"}.get(job.optimizer, job.optimizer), "implementation": how},
-        "compile": {"enable": job.compile},
+        "compile": {"enable": True, "components": ["loss"]} if alone else {"enable": job.compile},
     }
