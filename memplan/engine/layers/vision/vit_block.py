@@ -98,7 +98,8 @@ def attend(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> 
 def _joined(p: Pass, mixer: VisionAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """All patches at once, under a mask that each block makes anew (transformers 4.45 to 4.52 modeling_qwen2_vl.py:
     VisionSdpaAttention): the memory-efficient kernel, or PyTorch's own operations for queries without a row
-    (aten/native/transformers/cuda/sdp_utils.cpp: check_tensor_shapes)."""
+    (aten/native/transformers/cuda/sdp_utils.cpp: check_tensor_shapes). Measured: 12,960 patches without a graph take
+    20.6 GB more than flash attention, two tensors of fp32 pairs of 16 heads (huggingface/transformers#37363)."""
     mask = p.tape.new(Dim("T²", p.tokens * p.tokens), 1, "mask of images")
     if mixer.joined == "math":
         out = grouped_math(p, mixer, q, k, v, q.dim, p.tokens)
