@@ -66,7 +66,7 @@ def encoder(config: Config) -> Encoder:
         ),
         runs=(BlockRun(count=config.integer("num_hidden_layers"), block=block),),
         after=Part(),
-        units=frozenset({"blocks", "embedding"}),
+        units=frozenset({"blocks", "embedding", "unused"}),
         patch=patch,
         rows=48,
         columns=48,
@@ -74,8 +74,9 @@ def encoder(config: Config) -> Encoder:
     )
 
 
-def audio(raw: Config, hidden: int) -> Part:
-    """A conformer: two feed-forwards, attention and a convolution in each layer, and its projection to the text."""
+def audio(raw: Config, hidden: int) -> tuple[Part, Part]:
+    """A conformer's layers, two feed-forwards, attention and a convolution in each; and what is before and behind them,
+    up to its projection to the text."""
     config = raw.with_defaults("gemma4_audio")
     h, heads, out = (config.integer(key) for key in ("hidden_size", "num_attention_heads", "output_proj_dims"))
     width, kernel, layers = h // heads, config.integer("conv_kernel_size"), config.integer("num_hidden_layers")
@@ -92,25 +93,23 @@ def audio(raw: Config, hidden: int) -> Part:
     bare = (Bare(name="per_dim_scale", shape=(width,)), Bare(name="depthwise_conv1d", shape=(h, 1, kernel)))
     names = ("pre_layer_norm", "post_layer_norm") * 2 + ("norm_pre_attn", "norm_post_attn", "norm_out")
     norms = tuple(rms(name, h) for name in (*names, "pre_layer_norm", "conv_norm"))
-    return Part(
+    ends = Part(
         linears=(
             Linear(name="input_proj_linear", inputs=first // 4 * second, outputs=h),
-            *linears * layers,
             Linear(name="output_proj", inputs=h, outputs=out, bias=True),
             Linear(name="embedding_projection", inputs=out, outputs=hidden),
         ),
         tensors=(
             Bare(name="layer0.conv", shape=(first, 1, 3, 3)),
             Bare(name="layer1.conv", shape=(second, first, 3, 3)),
-            *bare * layers,
         ),
         norms=(
             Norm(name="layer0.norm", width=first, kind="layer"),
             Norm(name="layer1.norm", width=second, kind="layer"),
-            *norms * layers,
         ),
         category="vision",
     )
+    return Part(linears=linears * layers, tensors=bare * layers, norms=norms * layers, category="vision"), ends
 
 
 def channels(config: Config) -> tuple[int, int]:
@@ -173,10 +172,12 @@ def gemma4_tower(vision: Config | None, sounds: Config | None, text: ModelSpec, 
         kind="budget", patch=made.patch, merge=config.integer("pooling_kernel_size"), max_tiles=MOST_TOKENS
     )
     grouped = config.integer("num_key_value_heads") != config.integer("num_attention_heads")
+    heard, ends = audio(sounds, text.hidden_size) if sounds else (Part(), Part())
     return assemble(
-        made._replace(unused=audio(sounds, text.hidden_size) if sounds else Part()),
+        made._replace(unused=heard, after=ends),
         projector,
         rule,
+        after_is_read=False,
         projection="" if grouped else "averaged by position",
         standardized=config.flag("standardize"),
         masks_windows=blocks,

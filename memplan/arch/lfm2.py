@@ -92,6 +92,7 @@ def moe_layers(family: Family, config: Config) -> list[FeedForward]:
     layers, first = config.integer("num_hidden_layers"), config.integer("num_dense_layers", smallest=0)
     count, f = expert_count(config, "num_experts"), config.integer("moe_intermediate_size")
     routing = Routing(
+        behind=True,
         scores="sigmoid",
         corrected=config.flag("use_expert_bias"),
         normalize="epsilon-apart" if config.flag("norm_topk_prob") else "no",

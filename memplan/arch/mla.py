@@ -156,7 +156,7 @@ def deepseek_v2_layers(family: Family, config: Config) -> list[FeedForward]:
     active, f = experts_per_token(config, count), config.integer("moe_intermediate_size")
     grouped = config.choice("topk_method", {"greedy": "", "group_limited_greedy": "best"})
     routing = Routing(
-        product="fp32", scaled=True, **(in_groups(config, count, 1) if grouped else {}), group_score="best"
+        behind=True, product="fp32", scaled=True, **(in_groups(config, count, 1) if grouped else {}), group_score="best"
     )
     shared = shared_experts(config, f * config.integer("n_shared_experts"), bias=config.flag("mlp_bias"))
     made = sparse(family, config, make_experts(config, count, active, f, routing), shared=shared)

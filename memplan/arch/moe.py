@@ -40,7 +40,7 @@ def mixtral_layers(family: Family, config: Config) -> list[FeedForward]:
 
 def qwen3_moe_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts in every decoder_sparse_step-th layer that mlp_only_layers does not name; a dense one elsewhere."""
-    routed = experts_of(config, LOCAL[::-1], "moe_intermediate_size", softmax_routing(config))
+    routed = experts_of(config, LOCAL[::-1], "moe_intermediate_size", softmax_routing(config).but(behind=True))
     dense = gated(family, config, config.integer("intermediate_size"))
     return every_step(config, dense, sparse(family, config, routed))
 
@@ -138,7 +138,7 @@ KINDS = {name: name for name in (attention.FULL, CHUNKED)}
 def llama4_layers(family: Family, config: Config) -> list[FeedForward]:
     """Experts and a shared one in the layers that moe_layers names, or every interleave_moe_layer_step-th; dense ones
     of intermediate_size_mlp elsewhere."""
-    routing = Routing(program="scatter", scores="logits")
+    routing = Routing(program="scatter", scores="logits", behind=True)
     routed = experts_of(config, LOCAL[:1], "intermediate_size", routing, "router")
     layers = config.integer("num_hidden_layers")
     made = sparse(family, config, routed, shared=shared_experts(config, routed.intermediate))

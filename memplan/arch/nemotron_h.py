@@ -95,6 +95,7 @@ def experts(config: Config) -> FeedForward:
     latent, bias = config.optional_integer("moe_latent_size"), config.flag("mlp_bias")
     width = h if latent is None else latent
     routing = Routing(
+        behind=True,
         product="fp32",
         scores="sigmoid",
         corrected=True,

@@ -76,6 +76,7 @@ def in_groups(config: Config, count: int, in_each: int) -> dict[str, int]:
 def sigmoid_routing(config: Config, count: int) -> Routing:
     """DeepSeek-V3's: sigmoids of fp32 logits, a correction for the choice, groups, weights over their sum, a factor."""
     return Routing(
+        behind=True,
         product="fp32",
         scores="sigmoid",
         corrected=True,

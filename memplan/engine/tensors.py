@@ -70,7 +70,29 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     """Every parameter of a run of equal layers, in registration order."""
     experts = layer.experts
     adapter = adapter.nowhere if adapter and layer.unadapted else adapter
-    for linear, owned in adaptable(layer):
+    linears, shared = adaptable(layer), layer.feed_forward.shared if experts and layer.feed_forward else ()
+    late = (*(experts.router for _ in range(experts.routing.behind)), *shared) if experts else ()
+    behind = sorted((each for each in linears if each[0] in late), key=lambda each: late.index(each[0]))
+    yield from _linear_weights(layer, [each for each in linears if each not in behind], count, trained, adapter)
+    for bare in experts.stacked if experts else ():
+        yield bare_weight(bare, count, trained, "layer")
+    if adapter and adapter.experts and experts:
+        yield from expert_adapters(adapter, experts, count)
+    yield from _linear_weights(layer, behind, count, trained, adapter)
+    for part in layer.own_parts:
+        for bare in part.tensors:
+            yield bare_weight(bare, count, trained, "layer")
+    norms = () if layer.repeats else layer.norms
+    for norm in (*norms, *(norm for part in layer.own_parts for norm in part.norms)):
+        yield from norm_weights(norm, count, trained, "layer")
+
+
+def _linear_weights(
+    layer: Layer, linears: list[tuple[Linear, bool]], count: int, trained: bool, adapter: Adapter | None
+) -> Iterator[Weight]:
+    """Those of linears, with their biases and adapters."""
+    experts = layer.experts
+    for linear, owned in linears:
         matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
         wide = experts is not None and experts.routing.kept_wide and linear is experts.router
@@ -87,16 +109,6 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
             yield from adapter_weights(adapter, linear, count, dora=matrix)
             for weight in adapter_weights(adapter, linear, count * linear.idle) if linear.idle else ():
                 yield weight._replace(trained=False)
-    for bare in experts.stacked if experts else ():
-        yield bare_weight(bare, count, trained, "layer")
-    if adapter and adapter.experts and experts:
-        yield from expert_adapters(adapter, experts, count)
-    for part in layer.own_parts:
-        for bare in part.tensors:
-            yield bare_weight(bare, count, trained, "layer")
-    norms = () if layer.repeats else layer.norms
-    for norm in (*norms, *(norm for part in layer.own_parts for norm in part.norms)):
-        yield from norm_weights(norm, count, trained, "layer")
 
 
 def adaptable(layer: Layer) -> list[tuple[Linear, bool]]:

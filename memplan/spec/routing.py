@@ -36,6 +36,8 @@ class Routing(Described):
     """Weights over their sum, in place; plus an epsilon; or out of place, clamped, or plus an epsilon ('apart')."""
     scaled: bool = False
     """Weights are multiplied by a factor."""
+    behind: bool = False
+    """The router's module is registered behind the experts."""
     hashed: bool = False
     """Experts are those of the token's id in a table; the scores of these decide their weights alone."""
     softmax_itemsize: int = 4

@@ -61,7 +61,7 @@ def build_model(
     _check_class(recipe, maker._model_mapping.get(type(parsed), None))
     attention: Any = "eager" if recipe.operators.attention == "eager" or not recipe.model.windows else "sdpa"
     if getattr(parsed, "audio_config", None) is not None:
-        attention = {"": attention, "audio_config": "eager"}  # Gemma 4's class has no other
+        attention = dict.fromkeys(("", *parsed.sub_configs), attention) | {"audio_config": "eager"}  # has no other
     with torch.device(device), no_init_weights(), staying():
         model: torch.nn.Module = maker.from_config(parsed, attn_implementation=attention, dtype=dtype)
         model.tie_weights()

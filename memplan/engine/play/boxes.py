@@ -135,6 +135,7 @@ class BoxRun:
         half, hooks, boxes, note = self.half, self.hooks, self.boxes, self._note
         self.tape.grad_enabled = half.graph
         note("begin")
+        hooks.name = half.name
         hooks.begin()
         note("embedding")
         tied = boxes.last if self._opens and half.embedded else []  # both gradients are there when the embedding's is

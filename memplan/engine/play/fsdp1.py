@@ -40,6 +40,8 @@ class Fsdp1(Fsdp2):
     """How many parameters have a scope, and those of each."""
     entered = -1
     """The last layer whose forward has begun; those before it run in recomputations alone."""
+    rested = False
+    """The base has run without its adapters, whose gradients nothing names since (``Rules.forgets``)."""
     passes = 0
     """Forwards with a graph that one backward runs through, the last of them first."""
     sums: dict[Group, list[Tensor | None]] | None = None
@@ -48,12 +50,20 @@ class Fsdp1(Fsdp2):
 
     def begin(self) -> None:
         """Views of its own, to which gradients come that no other forward's are added to."""
+        self._forget()
+        self.rested = self.rules.forgets and self.name == "reference"
         if self.tape.grad_enabled:
             self.passes += 1
             for param in self.tape.scopes:
                 param.node = None
         self.entered = -1
         super().begin()
+
+    def _forget(self) -> None:
+        """Gradients that no original parameter names go when the root begins, forward or back."""
+        if self.rested:
+            super().zero_grad()
+            self.alone, self.rested = None, False
 
     def before(self, layer: int, x: Tensor) -> Tensor:
         """``_pre_forward``; with forward_prefetch the next unit is gathered too, if it has not run since the root began
@@ -128,6 +138,7 @@ class Fsdp1(Fsdp2):
             super()._record(group)
 
     def _pre_backward(self, group: Group) -> None:
+        self._forget()
         for other in (self.root, self.first) if group is self.root else ():
             if other.arrived:
                 self._post_backward(other)
@@ -224,8 +235,8 @@ class Fsdp1(Fsdp2):
 
     def zero_grad(self) -> None:
         """Adapters' gradients go too."""
-        super().zero_grad()
-        self.alone = None
+        self.rested = True
+        self._forget()
 
     def _prefetch(self, group: Group) -> None:
         """The unit before it in forward, if a gradient comes to what it gave (``_needs_pre_backward_unshard``)."""
@@ -273,7 +284,7 @@ class Fsdp1(Fsdp2):
     def _accumulates_apart(self, group: Group) -> bool:
         """Whether each forward has an ``AccumulateGrad`` of its own: a unit whose data went from the dtype of its use
         to that of its shard and back has another (torch/csrc/autograd/variable.cpp: set_data)."""
-        return self.rules.used != self.rules.stored and not self.rules.keeps and group is not self.root
+        return self.rules.used != self.rules.stored
 
     def _summed(self, came: list[Tensor | None]) -> Tensor | None:
         """The first, to which the others are added in place, as on a card; under a dispatch mode they are not."""

@@ -59,6 +59,7 @@ class PassRun:
         tape, plan = self.tape, self.plan
         tape.phase, tape.autocast = "forward", plan.mode.numerics.autocast
         tape.grad_enabled = plan.style != "no-grad"
+        self.sharding.name = plan.name
         self.sharding.begin()
         hidden = [self._hidden_states()]
         tape.grad_enabled = plan.style != "no-grad"

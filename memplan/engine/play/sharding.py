@@ -24,6 +24,9 @@ class Sharding:
     wrapped_within = False
     """A reentrant checkpoint calls the wrapped layer: hooks run in its recomputation, and only there with a graph."""
 
+    name = ""
+    """Of the pass that runs forward."""
+
     def begin(self) -> None:
         """The forward of the whole model begins."""
 

@@ -45,6 +45,10 @@ class Rules(NamedTuple):
     adapter: int
     """Element size of stored adapters; 0 without any."""
     magnitude: int
+    forgets: bool
+    """FSDP1: what accumulated of the adapters' gradients is let go of when the base has run without them as the
+    reference. PEFT has them need no gradient meanwhile, by which the original parameters name none
+    (torch 2.13 distributed/fsdp/_flat_param.py: _use_sharded_grad_views, _reset_flat_param_grad_info_if_needed)."""
     mixers_apart: bool
     """A layer's mixer is a unit within it, so that of a layer its norm alone is gathered ahead."""
 
@@ -90,6 +94,10 @@ def rules_of(recipe: Recipe) -> Rules:
         sharding.name == "fsdp" and adapter is not None and fsdp.wraps_adapters,
         adapter.itemsize if adapter else 0,
         adapter.magnitude_itemsize if adapter else 0,
+        fsdp.use_orig_params
+        and adapter is not None
+        and adapter.bias == "none"
+        and recipe.others.reference == "adapter",
         recipe.model.family in NAMING_MIXERS,
     )
 

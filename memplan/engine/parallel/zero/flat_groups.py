@@ -4,15 +4,16 @@ Stages 1 and 2 and BF16_Optimizer flatten each group, padded to a multiple of 2Â
 nccl_start_alignment_factor); stage 3 divides each parameter by itself, padded to a multiple of N
 (``partition_parameters.py``: ``_aligned_size``). N ranks share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.tensors import Weight, count
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
+Each = TypeVar("Each")
 ALIGNMENT = 2
 """Elements to which each rank's part is aligned."""
 ENGINE_BUCKET = 500_000_000
@@ -28,6 +29,12 @@ class Group(NamedTuple):
     """Elements of the flat buffer, padding included."""
     partition: int
     """Elements of one rank's part."""
+    turns: int = 1
+    """Ranks that take turns with the parameters (``round_robin_gradients``): they lie behind each other by these."""
+
+    def laid(self, each: Sequence[Each]) -> list[Each]:
+        """What is of one parameter each, in the order of the flat buffer (``_round_robin_reorder``)."""
+        return [one for turn in range(self.turns) for one in each[turn :: self.turns]]
 
 
 def decays(weight: Weight) -> bool:
@@ -42,14 +49,16 @@ def groups_of(recipe: Recipe, weights: Iterable[Weight], ranks: int = 0) -> list
         split = [trained]
     else:
         split = [tuple(w for w in trained if decays(w)), tuple(w for w in trained if not decays(w))]
-    return [_group(group, ranks or recipe.sharding.ranks) for group in split if group]
+    ranks, zero = ranks or recipe.sharding.ranks, recipe.sharding.deepspeed
+    turns = ranks if zero.round_robin_gradients and zero.wrapper == "zero" else 1
+    return [_group(group, ranks, turns) for group in split if group]
 
 
 @lru_cache(maxsize=256)
-def _group(weights: tuple[Weight, ...], ranks: int) -> Group:
+def _group(weights: tuple[Weight, ...], ranks: int, turns: int) -> Group:
     elements = count(list(weights))
     flat = ceil_div(elements, ALIGNMENT * ranks) * ALIGNMENT * ranks
-    return Group(weights, elements, flat, flat // ranks)
+    return Group(weights, elements, flat, flat // ranks, turns)
 
 
 @lru_cache(maxsize=256)
@@ -90,7 +99,7 @@ def owned(group: Group, pinned_itemsize: int = 0) -> int:
     A parameter that a boundary cuts counts for both ranks (``get_partition_info``, ``copy_grads_in_partition``)."""
     held: dict[int, int] = {}
     start = most = 0
-    for elements in sizes_in_order(group.weights):
+    for elements in group.laid(sizes_in_order(group.weights)):
         size = pinned(elements * pinned_itemsize) if pinned_itemsize else elements
         first, last = start // group.partition, (start + elements - 1) // group.partition
         held[first] = held.get(first, 0) + size

@@ -36,15 +36,15 @@ class Places:
         self.groups, self.ranks = groups, ranks
         self.weights, self.by_key = weights, dict[Key, list[Place]]()
         self.ordered: list[list[Place]] = [[] for _ in groups]
-        self.every = list[Place]()
-        starts = [0] * len(groups)
-        for _, weight in weights:
-            group = 0 if len(groups) == 1 or decays(weight) else 1
-            elements = weight.elements
-            place = Place(group, starts[group], elements)
-            starts[group] += elements
-            self.ordered[group].append(place)
-            self.every.append(place)
+        of = [0 if len(groups) == 1 or decays(weight) else 1 for _, weight in weights]
+        places = dict[int, Place]()
+        for number, group in enumerate(groups):
+            start, own = 0, [at for at, each in enumerate(of) if each == number]
+            for at in group.laid(own):
+                places[at] = Place(number, start, weights[at][1].elements)
+                self.ordered[number].append(places[at])
+                start = places[at].end
+        self.every = [places[at] for at in range(len(weights))]
         self.named = rank
         self.any_rank = False
         """Of all ranks, what the one that has most keeps."""
