@@ -52,10 +52,11 @@ class Visit(NamedTuple):
 class Call:
     """One gathering of several parameters: the flat buffer, until the last of them has been waited for."""
 
-    __slots__ = ("flat", "members", "pending")
+    __slots__ = ("copied", "flat", "members", "pending")
 
     def __init__(self, flat: int, members: list[tuple[int, int]]) -> None:
         self.flat, self.members, self.pending = flat, members, len(members)
+        self.copied = len(members) == 1
 
 
 class Coordinator:
@@ -163,9 +164,11 @@ class Coordinator:
         own = [each for each in module.parameters if each[1] > persistent]
         if own:
             self._gather([each for each in own if each[0] not in ready and each[0] not in flying])
-            for identity, _ in own:
-                if identity in flying:
-                    self._wait(identity)
+            waited = [identity for identity, _ in own if identity in flying]
+            for identity in waited:
+                self._copy(flying[identity])
+            for identity in waited:
+                self._wait(identity)
         if self.knows:
             if module.parameters:
                 self._discard(module, self.at)
@@ -209,18 +212,25 @@ class Coordinator:
                 self.flying[identity] = call
         self.most = max(self.most, self.size)
 
+    def _copy(self, call: Call) -> None:
+        """The first that is waited for copies all of its call out of the flat buffer; one alone is the buffer. A module
+        waits for its parameters in no order that could be known (a set): each call is copied before one ends."""
+        if call.copied:
+            return
+        call.copied = True
+        self.copied(call)
+        for member, size in call.members:
+            self.ready[member] = size
+            self.size += size
+        self.most = max(self.most, self.size)
+
     def _wait(self, identity: int) -> None:
-        """The first that is waited for copies all of its call out of the flat buffer; one alone is the buffer."""
+        """All of a call have been waited for: its flat buffer goes."""
         call = self.flying.pop(identity)
         if len(call.members) == 1:
             self.ready[identity] = call.flat
             return
-        if call.pending == len(call.members):
-            self.copied(call)
-            for member, size in call.members:
-                self.ready[member] = size
-                self.size += size
-            self.most = max(self.most, self.size)
+        self._copy(call)
         call.pending -= 1
         if not call.pending:
             self.ended(call)
