@@ -206,7 +206,7 @@ def test_experts_of_both_kinds() -> None:
     qwen = parse("qwen3_moe", norm_topk_prob=False, moe_intermediate_size=40).runs[0].layer.feed_forward
     assert qwen.experts is not None
     assert (qwen.experts.count, qwen.experts.active, qwen.experts.intermediate) == (128, 8, 40)
-    assert qwen.experts.routing == Routing(narrowed=True)
+    assert qwen.experts.routing == Routing(narrowed=True, behind=True)
     assert qwen.linears == mixtral.linears == ()
 
 

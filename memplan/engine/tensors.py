@@ -73,26 +73,12 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
     linears, shared = adaptable(layer), layer.feed_forward.shared if experts and layer.feed_forward else ()
     late = (*(experts.router for _ in range(experts.routing.behind)), *shared) if experts else ()
     behind = sorted((each for each in linears if each[0] in late), key=lambda each: late.index(each[0]))
-    yield from _linear_weights(layer, [each for each in linears if each not in behind], count, trained, adapter)
-    for bare in experts.stacked if experts else ():
-        yield bare_weight(bare, count, trained, "layer")
-    if adapter and adapter.experts and experts:
-        yield from expert_adapters(adapter, experts, count)
-    yield from _linear_weights(layer, behind, count, trained, adapter)
-    for part in layer.own_parts:
-        for bare in part.tensors:
-            yield bare_weight(bare, count, trained, "layer")
-    norms = () if layer.repeats else layer.norms
-    for norm in (*norms, *(norm for part in layer.own_parts for norm in part.norms)):
-        yield from norm_weights(norm, count, trained, "layer")
-
-
-def _linear_weights(
-    layer: Layer, linears: list[tuple[Linear, bool]], count: int, trained: bool, adapter: Adapter | None
-) -> Iterator[Weight]:
-    """Those of linears, with their biases and adapters."""
-    experts = layer.experts
-    for linear, owned in linears:
+    for linear, owned in (*(each for each in linears if each not in behind), (None, True), *behind):
+        if linear is None:
+            yield from (bare_weight(bare, count, trained, "layer") for bare in (experts.stacked if experts else ()))
+            if adapter and adapter.experts and experts:
+                yield from expert_adapters(adapter, experts, count)
+            continue
         matrix = experts is None or experts.plain_router or linear is not experts.router
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
         wide = experts is not None and experts.routing.kept_wide and linear is experts.router
@@ -109,6 +95,10 @@ def _linear_weights(
             yield from adapter_weights(adapter, linear, count, dora=matrix)
             for weight in adapter_weights(adapter, linear, count * linear.idle) if linear.idle else ():
                 yield weight._replace(trained=False)
+    yield from (bare_weight(bare, count, trained, "layer") for part in layer.own_parts for bare in part.tensors)
+    norms = () if layer.repeats else layer.norms
+    for norm in (*norms, *(norm for part in layer.own_parts for norm in part.norms)):
+        yield from norm_weights(norm, count, trained, "layer")
 
 
 def adaptable(layer: Layer) -> list[tuple[Linear, bool]]:

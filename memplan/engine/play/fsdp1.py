@@ -41,7 +41,7 @@ class Fsdp1(Fsdp2):
     entered = -1
     """The last layer whose forward has begun; those before it run in recomputations alone."""
     rested = False
-    """The base has run without its adapters, whose gradients nothing names since (``Rules.forgets``)."""
+    """The base has run without its adapters, whose gradients go when the root begins next (``Rules.forgets``)."""
     passes = 0
     """Forwards with a graph that one backward runs through, the last of them first."""
     sums: dict[Group, list[Tensor | None]] | None = None
@@ -50,7 +50,8 @@ class Fsdp1(Fsdp2):
 
     def begin(self) -> None:
         """Views of its own, to which gradients come that no other forward's are added to."""
-        self._forget()
+        if self.rested:
+            self.zero_grad()
         self.rested = self.rules.forgets and self.name == "reference"
         if self.tape.grad_enabled:
             self.passes += 1
@@ -58,12 +59,6 @@ class Fsdp1(Fsdp2):
                 param.node = None
         self.entered = -1
         super().begin()
-
-    def _forget(self) -> None:
-        """Gradients that no original parameter names go when the root begins, forward or back."""
-        if self.rested:
-            super().zero_grad()
-            self.alone, self.rested = None, False
 
     def before(self, layer: int, x: Tensor) -> Tensor:
         """``_pre_forward``; with forward_prefetch the next unit is gathered too, if it has not run since the root began
@@ -138,7 +133,8 @@ class Fsdp1(Fsdp2):
             super()._record(group)
 
     def _pre_backward(self, group: Group) -> None:
-        self._forget()
+        if self.rested:
+            self.zero_grad()
         for other in (self.root, self.first) if group is self.root else ():
             if other.arrived:
                 self._post_backward(other)
@@ -235,8 +231,8 @@ class Fsdp1(Fsdp2):
 
     def zero_grad(self) -> None:
         """Adapters' gradients go too."""
-        self.rested = True
-        self._forget()
+        super().zero_grad()
+        self.alone, self.rested = None, False
 
     def _prefetch(self, group: Group) -> None:
         """The unit before it in forward, if a gradient comes to what it gave (``_needs_pre_backward_unshard``)."""
@@ -253,7 +249,8 @@ class Fsdp1(Fsdp2):
             came.append(flat)
             del flat
             if len(came) < self.passes:
-                if came[-1] is not None and self._accumulates_apart(group):
+                # Data that went to its shard's dtype and back has another AccumulateGrad (variable.cpp: set_data).
+                if came[-1] is not None and self.rules.used != self.rules.stored:
                     group.waiting = group.waiting or [came[-1]]
                     came[-1] = None
                 return
@@ -280,11 +277,6 @@ class Fsdp1(Fsdp2):
         if group.shard is None and not self.rules.cpu_offload:
             group.shard = shard
         del cast, flat, waiting  # what autograd added to the one that waited lives until the hook returns
-
-    def _accumulates_apart(self, group: Group) -> bool:
-        """Whether each forward has an ``AccumulateGrad`` of its own: a unit whose data went from the dtype of its use
-        to that of its shard and back has another (torch/csrc/autograd/variable.cpp: set_data)."""
-        return self.rules.used != self.rules.stored
 
     def _summed(self, came: list[Tensor | None]) -> Tensor | None:
         """The first, to which the others are added in place, as on a card; under a dispatch mode they are not."""
