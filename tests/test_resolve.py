@@ -366,7 +366,7 @@ def test_eras_are_in_order_and_found_by_version(trainer: str) -> None:
         assert find_trainer(trainer, era.since) is era
     assert find_trainer("trl", "0.9.6") is TRAINERS["trl"][0]
     assert find_trainer("trl", "1.16.0") is TRAINERS["trl"][-1]
-    assert find_trainer("trl", "0.20.1") is TRAINERS["trl"][5]
+    assert find_trainer("trl", "0.20.1") is TRAINERS["trl"][6]
 
 
 def test_a_card_given_by_its_size_is_an_assumption() -> None:
