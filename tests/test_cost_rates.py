@@ -21,7 +21,7 @@ from memplan.cost.machines import Cache
 from memplan.cost.passes import FLASH_BACKWARD, layers_pass
 from memplan.cost.peak import slowest
 from memplan.cost.products import Layout, extents, product_seconds
-from memplan.cost.rates import EXPECTED, Device, flash_seconds
+from memplan.cost.rates import EXPECTED, Device, flash_seconds, kept
 from memplan.cost.shape import shape_of
 from memplan.cost.step import step
 from memplan.cost.traffic import tensor_parallel
@@ -210,8 +210,9 @@ def test_attention_of_an_architectures_own_kernels_is_as_measured(gpu: str, leng
 
 
 def test_later_kernels_of_attention_are_for_later_cards() -> None:
-    """FlashAttention 2 is as fast a multiprocessor on a B200 as on an H100; version 3 is faster on Hopper alone."""
-    keys: dict[str, Any] = {"sequence_length": 32768, "attention": "flash", "batch_size": 1}
+    """FlashAttention 2 is as fast a multiprocessor on a B200 as on an H100, whose clock gives way, and a B300's as
+    whitecircle/halo measured it (2.71 ms of two rows of 8,192, 32 heads); version 3 is faster on Hopper alone."""
+    keys: dict[str, Any] = {"model": "llama-3.1-8b", "sequence_length": 32768, "attention": "flash", "batch_size": 1}
 
     def took(gpu: str, version: int) -> float:
         made = recipe(**keys, gpu=gpu, flash_version=version)
@@ -220,7 +221,10 @@ def test_later_kernels_of_attention_are_for_later_cards() -> None:
 
     assert took("a100-80gb", 3) == took("a100-80gb", 2)
     assert 1.6 < took("h100-80gb", 2) / took("h100-80gb", 3) < 2.2
-    assert took("h100-80gb", 2) / took("b200-180gb", 2) == pytest.approx(148 / 132, rel=0.03)
+    ratio = took("h100-80gb", 2) / took("b200-180gb", 2) * kept(card(find_gpu("h100-80gb")), EXPECTED)
+    assert ratio == pytest.approx(148 / 132, rel=0.03)
+    keys |= {"sequence_length": 8192, "batch_size": 2}
+    assert took("b300-288gb", 2) / 32 == pytest.approx(2.71e-3, rel=0.1)
 
 
 def test_a_window_is_met_by_whole_tiles() -> None:

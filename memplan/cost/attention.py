@@ -1,15 +1,20 @@
 """How fast attention's kernels really are: shares of the published peaks that they reach, each with its source."""
 
-ATTENTION: dict[str, float] = {"8.0": 0.74, "9.0": 0.35, "10.0": 0.17, "10.3": 0.17}
+ATTENTION: dict[str, float] = {"8.0": 0.74, "9.0": 0.35, "10.0": 0.17, "10.3": 0.19}
 """Share of the peak that FlashAttention-2, which PyTorch's SDPA runs, reaches at its best: 230 of 312 TFLOP/s on an
 A100 (arXiv:2307.08691, abstract), 35 % of an H100's (arXiv:2407.08608, abstract). These are the same 1,430 to 1,510
 FLOP a clock and multiprocessor, the rate of the A100's instructions, for which it is written and which later cards
-still take; Blackwell has that rate too, and twice the peak (148 multiprocessors: 390 of 2,250 TFLOP/s)."""
+still take; Blackwell has that rate too, and twice the peak (148 multiprocessors: 390 of 2,250 TFLOP/s; a B300's two
+rows of 8,192 positions, causal, 32 heads, in 2.71 ms: whitecircle/halo docs, flash-attention.md)."""
 OTHER_ATTENTION = 0.35
 AMPERES = frozenset({"8.6", "8.9", "12.0"})
 """Architectures whose products themselves run by these instructions: as large a share of their rate as on an A100."""
 SLOW = frozenset({"h20-96gb", "h20-141gb"})
 """Cards of other architectures whose products are slower than these instructions: a quarter of an H100's a clock."""
+IDLE = 1 / 3
+"""Share of a card's products below which a kernel draws too little power for its clock to give way: FlashAttention-2's
+A100 instructions on a B300 (a fifth): 406 TFLOP/s alone at 8,192 causal positions, 418, forward and backward, by what
+a step of Qwen3 4B takes longer at 32,768 than at 16,384 (whitecircle/halo docs, flash-attention.md)."""
 CUDNN = "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training: cuDNN 9.19 on H200, 9.22 on GB200, GB300"
 NATIVE_ATTENTION: dict[str, float] = {"9.0": 0.72, "10.0": 0.665, "10.3": 0.75}
 """The same of kernels made for the architecture, which TransformerEngine runs (cuDNN's), forward and backward together

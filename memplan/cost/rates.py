@@ -9,6 +9,7 @@ from memplan.cost.attention import (
     AMPERES,
     ATTENTION,
     EXPONENTIAL,
+    IDLE,
     MASKED,
     NATIVE_ATTENTION,
     NATIVE_LIMIT,
@@ -262,8 +263,10 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
 
 
 def flash_seconds(flop: float, scores: float, speed: float, on: Device, rates: Rates) -> float:
-    """Of so many FLOP of flash attention at ``speed`` and the exponentials of so many scores."""
-    return (flop / speed + scores / on.exponentials) / (rates.attention * kept(on, rates))
+    """Of so many FLOP of flash attention at ``speed`` and the exponentials of so many scores. The clock does not give
+    way to kernels that leave most of the tensor cores idle (``IDLE``)."""
+    clock = 1.0 if speed == on.attention < on.products * IDLE else kept(on, rates)
+    return (flop / speed + scores / on.exponentials) / (rates.attention * clock)
 
 
 def _share(kind: Gpu) -> float:
