@@ -118,9 +118,11 @@ def _unknown(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: Dr
         draft.bound("model", str(place), why, "method")
     what = f"the trainer's model is {text}"
     _senses(run, str(place), draft)
-    if "peft_config" not in trainer.values:
+    imported = " ".join(run.imported) if own else "peft bitsandbytes"  # by the module that makes it, too
+    if "peft_config" not in trainer.values and re.search("peft|unsloth", imported):
         draft.ask("lora", str(place), what, f"{HINTS['lora']}, or --no-lora")
-    draft.ask("quantization", str(place), what)
+    if re.search("(?i)bitsandbytes|gptq|quant", imported):
+        draft.ask("quantization", str(place), what)
     draft.ask("precision", str(place), what, HINTS["precision"])
 
 
