@@ -38,6 +38,10 @@ class NotKnown(InvalidJob):
     """A value without which there is no job, and which the text does not hold: ``--model_name_or_path $1``."""
 
 
+SETTLED = ("model", "num_gpus", "batch_size", "eval_batch_size")
+"""Keys whose options a file may make something else of: a batch of pairs is one of twice as many rows."""
+
+
 @dataclass
 class Draft:
     """A job in the making: its values, where each came from, what was not understood."""

@@ -18,7 +18,7 @@ from memplan.frameworks.common.dynamic_checkpoints import put_share_left
 from memplan.frameworks.common.image_bounds import IMAGES
 from memplan.frameworks.common.local_models import settle_model
 from memplan.frameworks.deciding import subject_of
-from memplan.frameworks.draft import UNSET, NotKnown
+from memplan.frameworks.draft import SETTLED, UNSET, NotKnown
 from memplan.frameworks.files.documents import FORMS, Document, of_command, open_document
 from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.programs.follow import forget
@@ -259,7 +259,7 @@ def job_input(draft: Draft, options: Mapping[str, Any]) -> JobInput:
     apart = ("num_gpus",) if "trains_on" in draft.facts else ()
     from_options, ignored = normalise({key: value for key, value in options.items() if key not in apart})
     values = merged(draft.values, from_options)
-    settled: dict[str, Any] = {key: draft.facts[key] for key in ("model", "num_gpus") if key in draft.facts}
+    settled: dict[str, Any] = {key: draft.facts[key] for key in SETTLED if key in draft.facts}
     values |= settled
     sources = {key: origin.kind for key, origin in draft.origins.items()} | dict.fromkeys(from_options, "option")
     over = {"num_gpus"} & settled.keys()

@@ -73,6 +73,9 @@ def put_adapters(config: Any, trainer: Thing, thing: Thing | None, gathered: Gat
             assert isinstance(arguments, Thing)
             if key.startswith(("lora_", "use_")) and key != "use_bnb_nested_quant":
                 gathered.add(key, value, arguments.places.get(key, arguments.place), over=False)
+    elif isinstance(config, Thing) and config.last == "from_pretrained":
+        what = "adapters are loaded, whose rank the text does not hold"
+        draft.ask("lora", str(config.place), what, HINTS["lora"])
     elif isinstance(config, Thing) and config.own is None:
         draft.warn(config.last, str(config.place), "adapters of this kind are not modelled", "adapters")
     elif config is not None and config is not False:

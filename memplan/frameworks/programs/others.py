@@ -105,7 +105,8 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
     own = set(_places({key: value for key, value in trainer.values.items() if key in GIVEN or key[:1] == "*"}))
     asked = {each.place: each for each in trainer.values.get("?asked", ())}
     beside = (each for each in trainer.values.get("?beside", ()) if each.place not in own | asked.keys())
-    first = next((each.values.get("model_name_or_path") for each in models_of(trainer.values.get("model"))), None)
+    model = trainer.values.get("model")
+    first = next((each.values.get("model_name_or_path") for each in models_of(model)), model)
     for model in [*asked.values(), *beside]:
         name, where = model.values.get("model_name_or_path"), str(model.place)
         if (cls := model.values["class"]) in LOADS:
@@ -113,7 +114,7 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
             hint = f"add --without {cls}, if what is free holds it"
             draft.warn(cls, where, f"{what}, beside the one that is trained", "model", hint)
             continue
-        name = draft.said.get("model") if name is not None and _written(name) == _written(first) else name
+        name = draft.said.get("model") if _written(name) == _written(first) else name
         if not isinstance(name, str):
             draft.warn("model", where, "a second model on the card is not known", "model")
             continue

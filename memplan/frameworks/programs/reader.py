@@ -208,13 +208,19 @@ def _loops(program: Program) -> Iterator[str]:
     """Where gradients are made, but in the steps of a trainer that the file defines and leaves to others."""
     for part in program.parts:
         classes = [node for node in ast.walk(part.tree) if isinstance(node, ast.ClassDef)]
-        trainers = [node for node in classes if any(ast.unparse(base).endswith("Trainer") for base in node.bases)]
+        trainers = [node for node in classes if _of_trainer(node)]
         steps = {id(node) for each in trainers for node in ast.walk(each)}
         for node in ast.walk(part.tree):
             if id(node) in steps:
                 continue
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
                 yield f"{part.path}, line {node.lineno}"
+
+
+def _of_trainer(node: ast.ClassDef) -> bool:
+    """Whether a class is a trainer with a change, or a module that Lightning's steps."""
+    named = any(ast.unparse(base).endswith("Trainer") for base in node.bases)
+    return named or any(getattr(each, "name", "") == "training_step" for each in node.body)
 
 
 FRAMEWORK = Framework("python", "Python", "", recognise, read, extends=("transformers", "trl"), follows=True)

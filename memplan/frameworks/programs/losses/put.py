@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from memplan.frameworks.asking import WRITE
@@ -11,7 +11,7 @@ from memplan.frameworks.programs.losses.bound import Found, check_rows
 from memplan.frameworks.programs.losses.tensors import NotBounded
 from memplan.frameworks.programs.models import TRAINERS
 from memplan.frameworks.programs.others import models_of
-from memplan.frameworks.programs.values import Class, Function, Thing
+from memplan.frameworks.programs.values import Class, Function, Thing, Unknown
 from memplan.frameworks.trl.methods import method_of, method_of_class
 from memplan.tables.methods import METHODS
 from memplan.units import ceil_div
@@ -47,9 +47,7 @@ def of_pairs(trainer: Thing, passes: int, draft: Draft) -> None:
 def of_rows(trainer: Thing, rows: int, forwards: int, draft: Draft) -> None:
     """A head for classes scores each row, as a reward's does two rows of each pair: half as many pairs are counted."""
     of_pairs(trainer, forwards, draft)
-    for key in ("batch_size", "eval_batch_size"):
-        if isinstance(size := draft.values.get(key), int):
-            draft.values[key] = ceil_div(size * rows, 2)
+    _put_rows(rows, draft, 2)
     if rows * forwards == 1:
         draft.remarks.append(f"{trainer.place}: a head for classes is counted as a reward's, of half as many pairs")
 
@@ -88,22 +86,20 @@ def _put_bound(found: Found, name: str, where: str, draft: Draft) -> None:
         draft.warn(name, where, "a loss of the program's own is not read", "loss")
         return
     draft.values["own_loss"], draft.origins["own_loss"] = found.values, Origin(FILE, f"{where}: {name}")
-    _put_rows(found.rows, draft)
+    if found.rows > 1:
+        _put_rows(found.rows, draft)
     through = f", {found.rows} sequences of each example" if found.rows > 1 else ""
     why = f"a loss of the program's own is counted as {found.logits} bytes for each logit{through}"
     draft.bound(name, where, why, "loss")
 
 
-def _put_rows(rows: int, draft: Draft) -> None:
-    """So many sequences of each example."""
-    for key in ("batch_size", "eval_batch_size") if rows > 1 else ():
-        for holder in (draft.values, draft.options):
-            if str(size := holder.get(key) or "").isdigit():
-                more = {key: int(size) * rows}
-                if holder is draft.values:
-                    draft.values |= more
-                else:
-                    draft.options = {**draft.options, **more}
+def _put_rows(rows: int, draft: Draft, of: int = 1) -> None:
+    """So many sequences of each example, ``of`` to a row of the job's; of a batch that an option gives, too."""
+    for key in ("batch_size", "eval_batch_size"):
+        if isinstance(size := draft.values.get(key), int):
+            draft.values[key] = ceil_div(size * rows, of)
+        if str(size := draft.options.get(key) or "").isdigit():
+            draft.facts[key] = ceil_div(int(size) * rows, of)
 
 
 UNREAD = "the loss of a training loop of the program's own, which is not read"
@@ -114,6 +110,15 @@ def ask_loss(rows: int, forwards: int, what: str, where: str, draft: Draft) -> N
     hint = f"add --set own_loss.logits=16{f' --set own_loss.forwards={forwards}' if forwards > 1 else ''}"
     draft.ask("own_loss", where, what, hint)
     draft.finishers["rows"] = partial(_put_told, rows)
+
+
+def _second(trainer: Thing, key: str) -> Iterator[Thing]:
+    """A second model that a trainer is given, or the name of one that it loads as its first."""
+    given, place = trainer.values.get(key), trainer.places.get(key, trainer.place)
+    yield from models_of(given)
+    unset = key in trainer.values and given is None is trainer.values.get("model")  # both by one option, left out
+    if isinstance(given, (str, Unknown)) or unset:
+        yield Thing("model", place, {"class": "AutoModelForCausalLM", "model_name_or_path": given})
 
 
 def _put_told(rows: int, draft: Draft) -> None:
@@ -144,7 +149,7 @@ def put_unread(trainer: Thing, changed: str, where: str, what: str, draft: Draft
     if TRAINERS[trainer.last] == "transformers" and method not in ("", "sft"):
         what = f"{name} trains by {method} with code of its own{what}"
         found = METHODS.get(method)
-        second = [each for key in BESIDE for each in models_of(trainer.values.get(key))]
+        second = [each for key in BESIDE for each in _second(trainer, key)]
         known = found is not None and found.pairs and not found.online and (second or not found.reference)
         if found is None or not known or found.score_head or trainer.own is None:
             draft.warn(changed, where, what, "method", WRITE)
