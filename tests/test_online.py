@@ -70,7 +70,7 @@ RUNS = {
         "areal-megatron",
         "skyrl",
         *IN_TURN,
-        *(f"trl {since}" for since in ("0.16", "0.19", "0.27", "0.29", "1.7")),
+        *(f"trl {since}" for since in ("0.16", "0.17", "0.19", "0.27", "0.29", "1.7")),
     }
     | {f"swift {since}" for since in ("3.0", "3.5", "4.0")},
     "grpo": {"pytorch", "openrlhf", "verl", "slime", "trl", "areal", "nemo-rl", "prime-rl", "megatron-swift"}
