@@ -21,6 +21,7 @@ from memplan.generated import Engine
 from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.presets import model_names, model_preset
+from memplan.resolve.engines import beside_images
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.job import Job
 from memplan.tables.choices import options_of_hint
@@ -293,6 +294,22 @@ def test_what_sglang_leaves_free_is_by_its_version() -> None:
     assert [defaults_of("sglang", each, hopper, 1).share for each in ("0.5.9", "0.5.19")] == [0.835, 0.83]
 
 
+@over(
+    [
+        ("0.5.6", "qwen3-vl-32b", False, 0.9248),  # a B200's 0.857 is 0.793 in a log
+        ("0.5.6", "qwen2-vl-7b", False, 0.76),
+        ("0.4.10", "gemma-3-4b", False, 0.9097),
+        ("0.5.6", "gemma-3-4b", True, 1),
+        ("0.4.9", "gemma-3-4b", False, 0.9),
+        ("0.4.8", "gemma-3-4b", True, 0.9),
+        ("0.4.8", "qwen2.5-7b", True, 1),
+    ]
+)
+def test_a_tower_makes_sglangs_share_smaller(row: Any) -> None:
+    version, model, given, left = row
+    assert beside_images(1, given, version, load_model(model)) == pytest.approx(left, abs=1e-4)
+
+
 def test_beside_a_trainer_it_is_one_that_the_trainer_takes() -> None:
     asked = (("trl", "0.24", "vllm"), ("trl", "", "vllm"), ("verl-megatron", "0.6", "vllm"), ("verl", "0.9", "sglang"))
     assert [taken_by(*each) for each in asked] == ["0.10.2", "0.31.0", "0.10.0", "0.5.12"]
@@ -554,6 +571,10 @@ def test_a_profile_run_holds_its_images_and_what_the_tower_made_of_them() -> Non
     assert feature_bytes(engine("qwen3-vl-2b", "0.11.1")) == (16384 * each * 4, taps)
     assert feature_bytes(engine("qwen3-vl-2b", "0.11.0")) == (153600 * each * 4, taps)
     assert feature_bytes(engine()) == (pixel_bytes(engine()), 0) == (0, 0)
+    keys = {"model": "qwen2.5-vl-7b", "gpu": "a100-80gb"}
+    short, whole = (said(**keys, engine_version=version).activation_bytes / GiB for version in ("0.8.2", "0.8.4"))
+    assert (short, whole) == pytest.approx((1.76, 5.49), abs=0.01)  # V0, with an image and a video: 5.5 in a log
+    assert said(**keys, tokens=40960, engine_version="0.8.2").activation_bytes > 5 * GiB
 
 
 def test_a_sampler_without_a_sort_leaves_more_to_the_cache() -> None:

@@ -12,7 +12,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engines import ERAS, LEAST_CAPABILITY, era_of
+from memplan.tables.engines import ERAS, LEAST_CAPABILITY, era_of, version_of
 from memplan.tables.generation import Generation
 from memplan.units import DTYPE_BYTES
 
@@ -40,6 +40,22 @@ def level_of(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> i
     if level and adapters and row.adapter_sleep:
         return row.adapter_sleep
     return level
+
+
+def beside_images(share: float, given: bool, version: str, spec: ModelSpec) -> float:
+    """SGLang's share of a model with a tower, the smaller the larger the tower: of its own default, before 0.4.9 of a
+    given one too (0.4.8 model_executor/model_runner.py; 0.4.10 to 0.5.23: adjust_mem_fraction_for_vlm, which takes 24
+    layers where the tower's config calls them depth, and Qwen2-VL's width from its projector)."""
+    tower, found = spec.tower, version_of(version)
+    if tower is None or (given and found >= (0, 4, 9)):
+        return share
+    if found < (0, 4, 10):
+        return share * 0.9
+    if not tower.runs:
+        return share
+    blocks = 24 if tower.rule.kind == "smart-resize" else sum(run.count for run in tower.runs)
+    width = spec.hidden_size if spec.family == "qwen2_vl" else tower.width
+    return share * 0.95 * min(1.05, max(0.8, 1.1 - 0.1 * blocks * width**2 / (24 * 1024**2)))
 
 
 def checked(of: Generator, gpu: Gpu | None, expandable_segments: bool = False, dtype: str | None = None) -> Generator:

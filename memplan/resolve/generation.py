@@ -2,7 +2,7 @@
 
 from memplan.errors import InvalidJob
 from memplan.models import load_model
-from memplan.resolve.engines import away_of, checked, drafted, level_of, shares_weights, syncing
+from memplan.resolve.engines import away_of, beside_images, checked, drafted, level_of, shares_weights, syncing
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import as_base
 from memplan.spec.generation import Generator, indivisible
@@ -146,6 +146,9 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     card = Card(gpu.usable_bytes, gpu.memory_bytes, gpu.architecture) if gpu else Card(LARGE, LARGE, "")
     usual = defaults_of(row.engine, version, card, ranks)
     share = _share(asked, row, usual.share or era.default_share, separate, shared)
+    seen = whole.but(tower=None) if asked.language_model_only else whole
+    if row.engine == "sglang":
+        share = beside_images(share, share != usual.share, version, seen)
     if shared and sleep and gpu is not None:
         share = standby_share(gpu.usable_bytes, version_of(version) < (0, 11, 0))
         notes.assume(f"rollout: on standby Unsloth's share of the card is {share:g}, whatever is asked for")
@@ -167,7 +170,6 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
             f"rollout: {found.trainer.title} keeps its cache when the engine wakes: all that it has reserved stands "
             "against it (trainer_offload empties it)"
         )
-    seen = whole.but(tower=None) if asked.language_model_only else whole
     made = Generator(
         engine=row.engine,
         version=version,
@@ -188,7 +190,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         or usual.sequences,
         max_num_batched_tokens=asked.max_num_batched_tokens
         or row.tokens
-        or batched_tokens(era, usual.tokens, length, bool(seen.tower and seen.tower.masks_windows)),
+        or batched_tokens(era, usual.tokens, length, bool(seen.tower), bool(seen.tower and seen.tower.masks_windows)),
         prompt_length=prompt,
         completion_length=completion,
         rows=rows,

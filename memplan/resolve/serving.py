@@ -3,7 +3,7 @@
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.resolve.engines import checked, drafted
+from memplan.resolve.engines import beside_images, checked, drafted
 from memplan.resolve.models import policy_model
 from memplan.resolve.notes import Notes
 from memplan.spec.generation import Generator
@@ -108,10 +108,12 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     usual = defaults_of(engine, version, card, tensor * stages, server=True)
     rows = rollout.max_num_seqs or usual.sequences
     seen = spec.but(tower=None) if rollout.language_model_only else spec
-    whole = batched_tokens(era, usual.tokens, longest, bool(seen.tower and seen.tower.masks_windows))
+    whole = batched_tokens(era, usual.tokens, longest, bool(seen.tower), bool(seen.tower and seen.tower.masks_windows))
     tokens = rollout.max_num_batched_tokens or min(whole, rows * longest)
     given = rollout.mem_fraction_static if engine == "sglang" else rollout.gpu_memory_utilization
     share = given or usual.share or era.default_share
+    if engine == "sglang":
+        share = beside_images(share, given is not None, version, seen)
     if given is None and rollout.kv_cache_memory is None:
         notes.assume(f"rollout.{share_key(engine)}: {share:g}, {engine}'s own default")
     dtype = rollout.dtype if rollout.dtype not in (None, "auto") else spec.dtype

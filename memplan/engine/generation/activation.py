@@ -40,6 +40,9 @@ OF_TRITON = ("none", "fp8", "int8-channels")
 """Formats whose experts Triton's kernels multiply: Marlin's of four bits have buffers of their own, and FP4's."""
 PATCHES = 65536
 """Of the largest image of a processor without a limit (Qwen2-VL)."""
+ITEMS = 32_768
+"""Tokens of such an image and of a video of one frame, which V0's profile run takes whole since 0.8.3 (vllm 0.8.4
+multimodal/profiling.py: get_decoder_dummy_data; up to 0.8.2 it leaves them out where a forward is shorter)."""
 VIDEO, AS_LONG_AS_ASKED = 153_600, (0, 11, 1)
 """Tokens of Qwen3-VL's longest video, which vLLM 0.11.0 makes room for whatever max_model_len is (vllm issues/27992),
 and the version since which it does not."""
@@ -47,12 +50,24 @@ and the version since which it does not."""
 
 def activation_bytes(of: Generator, era: Era) -> int:
     """Of one rank."""
-    tokens, spec = of.max_num_batched_tokens, of.model
+    whole, spec = _whole_items(of, era), of.model
+    if whole:
+        of = of._replace(max_num_batched_tokens=max(of.max_num_batched_tokens, ITEMS))
+    tokens = of.max_num_batched_tokens
     stream = tokens * spec.hidden_size * of.itemsize
-    layers = max((layer_bytes(run.layer, of, tokens) for run in spec.runs), default=0)
+    layers = max((layer_bytes(run.layer, of, tokens) for run in spec.runs), default=0) + (stream if whole else 0)
     features, tapped = feature_bytes(of)
     after = max(layers + stream, sampler_bytes(of, era)) + features
-    return stream + max(after, vision_bytes(of) + tapped) + pixel_bytes(of)
+    pixels = pixel_bytes(of) * (2 * FP32 // of.itemsize if whole else 1)
+    return stream + max(after, vision_bytes(of) + tapped) + pixels
+
+
+def _whole_items(of: Generator, era: Era) -> bool:
+    """Whether the profile run is V0's with an image and a video: both, and what joins each to a batch, stay to its end
+    in fp32, as does what a layer's last product reads, which is not compiled (vllm 0.8.4
+    model_executor/models/qwen2_5_vl.py: forward, _validate_and_reshape_mm_tensor)."""
+    tower, short = of.model.tower, of.max_num_batched_tokens < ITEMS and version_of(of.version) < (0, 8, 3)
+    return era.whole_prompts and not short and tower is not None and bool(_largest(tower.rule))
 
 
 def layer_bytes(layer: Layer, of: Generator, tokens: int) -> int:
