@@ -14,10 +14,11 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.held_rows import Said, enter_held, summing_to
 from memplan.engine.parallel.sharding import takes_gradients
 from memplan.engine.parallel.zero.flat_groups import groups_of
+from memplan.engine.parallel.zero.states import adds_in_fp32
 from memplan.engine.passes import TracedPass
 from memplan.engine.play.moments import Key, Moment, Things, moments
 from memplan.engine.play.zero.divided import Divided
-from memplan.engine.play.zero.partitions import FP64, Partitions
+from memplan.engine.play.zero.partitions import FP32, FP64, Partitions
 from memplan.engine.play.zero.places import Place, Places
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
@@ -127,6 +128,9 @@ class _Play:
         self.engine, e = engine, engine.itemsize
         if self.late and recipe.accumulates:
             engine.begin()
+        elif isinstance(engine, Partitions) and recipe.accumulates and not self.zero.optimizer and engine.in_fp32:
+            for group in range(len(self.groups)):
+                engine.part(group)
         elif isinstance(engine, Partitions) and recipe.accumulates and not self.zero.optimizer:
             engine.accumulated.append(engine.new(max(touched)[0] * e, PARTITION[1], PARTITION[0]))
         self._note("", "begins")
@@ -148,7 +152,8 @@ class _Play:
             name: [_beside(found[name, "part", number]) for number in range(len(parts))]
             for name, parts in self.parts.items()
         }
-        norms = max(elements * e + piece * FP64 for elements, piece in touched)
+        part = sum(group.partition for group in self.groups) * FP32 * adds_in_fp32(recipe)
+        norms = max((part or elements * e) + piece * FP64 for elements, piece in touched)
         return Held(found["", "begins", 0].things, parts, reduces, found["", "optimizer", 0].things, norms)
 
     def _mixed(self, places: Places) -> frozenset[Place]:

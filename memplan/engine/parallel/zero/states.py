@@ -33,6 +33,15 @@ def weight_itemsize(recipe: Recipe, group: Group) -> int:
     return recipe.adapter.itemsize if group.weights[0].adapter and recipe.adapter else recipe.storage.precision.weights
 
 
+def adds_in_fp32(recipe: Recipe) -> bool:
+    """Whether reduced gradients are added to this rank's part of their group in fp32, and stay themselves to the end of
+    backward (deepspeed 0.19.8 runtime/zero/stage_1_and_2.py: ``_use_compact_grad_partition_buffer``; before that they
+    were copied in half precision, and cast in the step)."""
+    zero = recipe.sharding.deepspeed
+    low = recipe.storage.precision.weights < FP32
+    return zero.wrapper == "zero" and recipe.zero_stage == 2 and low and zero.accumulation == FP32
+
+
 def master_itemsize(recipe: Recipe, itemsize: int) -> int:
     """Bytes of an element of the fp32 copy that is stepped on; 0 where the weights themselves are.
 

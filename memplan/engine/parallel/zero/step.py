@@ -14,7 +14,7 @@ from memplan.engine.parallel.zero.flat_groups import (
 )
 from memplan.engine.parallel.zero.offload import moved
 from memplan.engine.parallel.zero.reductions import Held
-from memplan.engine.parallel.zero.states import persistent_bytes, weight_itemsize
+from memplan.engine.parallel.zero.states import adds_in_fp32, persistent_bytes, weight_itemsize
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
@@ -65,6 +65,11 @@ def _partitioned(recipe: Recipe, groups: list[Group], played: Held) -> dict[str,
     moments = {norm: played.norms - held}
     for i, group in enumerate(groups):
         e, part = weight_itemsize(recipe, group), group.partition
+        if adds_in_fp32(recipe):
+            moments[f"group {i + 1}: the optimizer's"] = own_bytes(recipe, part) - FP32 * sum(
+                before.partition for before in groups[:i]
+            )
+            continue
         cast = part * FP32 if e != FP32 else 0
         freed = held if i == len(groups) - 1 else 0
         moments[f"group {i + 1}: partition × ({e} flat + 4 fp32)"] = part * e + cast

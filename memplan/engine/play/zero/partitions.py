@@ -7,7 +7,7 @@ from itertools import groupby
 
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.optimizer.states import flat
-from memplan.engine.parallel.zero.states import weight_itemsize
+from memplan.engine.parallel.zero.states import adds_in_fp32, weight_itemsize
 from memplan.engine.play.notes import FIRST, Note
 from memplan.engine.play.optimizer import Optimizer
 from memplan.engine.play.zero.engine import Engine, Handed
@@ -50,6 +50,9 @@ class Partitions(Engine):
         self.kept = 0
         """Elements of ``grads_in_partition``."""
         self.accumulated: list[Handed] = []
+        self.in_fp32 = adds_in_fp32(recipe)
+        self.wide = dict[int, Tensor]()
+        """By group, this rank's part of it in fp32, where gradients are added to that."""
 
     def noted(self, note: Note, grad: Handed | None) -> None:
         """The first gradient of a backward makes the buckets; each is put into one."""
@@ -116,7 +119,13 @@ class Partitions(Engine):
         if self.zero.optimizer:
             self._to_host(self.places.piece(place))
             return
-        if in_bucket and (kept := self.places.keeps(place)) > self.kept:
+        if self.in_fp32 and own:
+            self.part(place.group)
+            cast = self.new(self.places.piece(place) * FP32, "slice in fp32", "gradients", self.stream)
+            del cast
+            self.own += [] if grad is None else [grad]
+            return
+        if in_bucket and not self.in_fp32 and (kept := self.places.keeps(place)) > self.kept:
             self.kept, self.own = kept, []
             self.own.append(self.new(kept * self.itemsize, "gradients in partition", "gradients", self.stream))
         if grad is not None and own and not in_bucket:
@@ -125,6 +134,12 @@ class Partitions(Engine):
             self.others.append(grad)
         elif grad is not None and self.stream and not in_bucket:
             self.reduced.append(grad)
+
+    def part(self, group: int) -> None:
+        """``_build_compact_grad_partition_buffer``: it stays to the step."""
+        if group not in self.wide:
+            size = self.places.groups[group].partition * FP32
+            self.wide[group] = self.new(size, "gradients in partition", "gradients", self.stream)
 
     def _to_host(self, own: int) -> None:
         """``set_norm_for_param_grad_in_gpu``, ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``. What looks for NaN
@@ -144,7 +159,7 @@ class Partitions(Engine):
         self.reduced.clear()
         if self.stream:
             self.tape.synchronise()
-        self.accumulated = self.accumulated or self.own[:]
+        self.accumulated = self.accumulated or ([] if self.in_fp32 else self.own[:])
         self.kept = 0
         self.own.clear()
         self.others.clear()
@@ -163,6 +178,10 @@ class Partitions(Engine):
             for size in part:
                 self._norm(size)
         for i, group in enumerate(self.places.groups):
+            if self.in_fp32:
+                self.optimizers[i].step()
+                self.wide.pop(i, None)
+                continue
             several = len(parts[i]) > 1
             size = group.partition * self.itemsize if several or self.itemsize == FP32 else 0
             whole = self.new(size, "flat gradients", "gradients")
