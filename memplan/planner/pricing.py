@@ -182,10 +182,11 @@ class Pricing:
         """Bytes that are missing on the card at the least, with all that costs nothing; 0 where none need be.
         ``quickly``: of a recipe whose bytes are too many when backward begins, what of their segments is missing."""
         leanest, allowed = self.leanest(recipe)[1], allowed_of(recipe)
-        if quickly and (held := held_at_least(leanest)) > allowed:
+        held = held_at_least(leanest) if quickly or leanest.in_megatron else 0
+        if held > allowed:
             return held - allowed
-        short = at_least(leanest, allowed) - allowed
-        if short <= 0 and leanest.in_megatron and leanest.parallel.pipeline > 1:
+        short = 0 if leanest.in_megatron else at_least(leanest, allowed) - allowed
+        if leanest.in_megatron and leanest.parallel.pipeline > 1:
             short = first_stage(leanest) - allowed
         return max(0, short)
 

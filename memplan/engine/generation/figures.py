@@ -1,6 +1,6 @@
 """All figures of an engine on one card: its budget, what fills it, what it keeps asleep, whether it starts."""
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
@@ -90,6 +90,7 @@ class Figures(NamedTuple):
     the cache is short by no more than that is uncertain, and than its format may leave less in 16 bits."""
 
 
+@lru_cache(maxsize=4096)
 def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, advised: bool = True) -> Figures:
     """Of one card. ``free_at_start``: usable less what others hold; None: all. ``advised``: more ranks for too few.
 
