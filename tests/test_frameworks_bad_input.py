@@ -258,3 +258,15 @@ def test_what_no_trainer_takes_is_no_default(text: str, why: str, tmp_path: Path
     found = check_file(str(tmp_path / "train.yaml"), {"gpu": "80GB"})
     assert found.fits == "error"
     assert why in found.text
+
+
+@pytest.mark.parametrize("program", ["tools/run_text_generation_server.py", "generate_samples_gpt.py"])
+def test_a_program_that_serves_is_no_training(program: str, tmp_path: Path) -> None:
+    """Two of Megatron's arguments were counted as pretraining."""
+    words = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --micro-batch-size 1 --seq-length 2048 --bf16"
+    text = f"torchrun --nproc_per_node 8 {{}} {words} --max-position-embeddings 2048 --vocab-size 50304\n"
+    found = []
+    for each in (program, "pretrain_gpt.py"):
+        (tmp_path / "run.sh").write_text(text.format(each))
+        found.append(check_file(str(tmp_path / "run.sh"), {"gpu": "80GB"}).fits)
+    assert found == ["skipped", "yes"]

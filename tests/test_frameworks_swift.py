@@ -319,6 +319,11 @@ def test_a_program_of_ones_own_with_ms_swifts_arguments(tmp_path: Path) -> None:
         assert ("program" in {each.key for each in left}) is open_still
 
 
+def test_code_of_ones_own_is_said_to_be_unread(tmp_path: Path) -> None:
+    draft = drawn(tmp_path, f"{LORA} --external_plugins plugins/judge.py\n")
+    assert ("external_plugins: code of your own is not read" in " ".join(draft.remarks), draft.unread) == (True, [])
+
+
 def test_a_model_by_ms_swifts_own_name(tmp_path: Path) -> None:
     text = "CUDA_VISIBLE_DEVICES=0 swift sft --model_type qwen2_5-7b-instruct --max_length 512"
     assert drawn(tmp_path, text).values["model"] == "Qwen/Qwen2.5-7B"

@@ -388,7 +388,8 @@ def test_a_file_without_a_model_is_asked_for_one_that_its_template_is_of(templat
     assert f"--model Qwen/{model}" in checked(PREFERS.format(template, ""), "dpo.yaml").hint.split(" --set")[0]
 
 
-REFERENCES = (("Qwen/Qwen2.5-7B", True), ("Qwen/Qwen2.5-0.5B-Instruct", False), ("out/sft", False))
+REFERENCES = [("Qwen/Qwen2.5-7B", True), ("Qwen/Qwen2.5-0.5B-Instruct", False), ("out/sft", False)]
+REFERENCES += [("you/0.5B-sft", False), ("you/72B", True)]
 
 
 @pytest.mark.parametrize(("reference", "other"), REFERENCES)

@@ -92,6 +92,7 @@ def one_hint(unread: Iterable[Unread]) -> str:
     asked |= {"model"} if {MODEL, SEEING} & {*hints} else set()
     if SEEING in hints or ({"model", "images"} <= asked and SEES_TOKENS not in hints):
         own["model"] = SEEING.partition(",")[0].removeprefix("add ")
+        own["sequence_length"] = "--sequence-length 8192"  # an image of it has up to 4096 positions
     typed = " ".join(own.get(key, such) for key, such in SUCH.items() if key in asked)
     if command and options:
         return f"{command}, or add {typed}"

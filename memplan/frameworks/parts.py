@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from memplan.errors import InvalidJob, UsageError
+from memplan.errors import InvalidJob, NoTraining, UsageError
 from memplan.frameworks.base import Framework
 from memplan.frameworks.commands import hydra
-from memplan.frameworks.commands.launch import Launch, launches
+from memplan.frameworks.commands.launch import PROGRAMS, Launch, launches
 from memplan.frameworks.files import hosted
 from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import open_reference, open_written, trains_nothing
@@ -28,6 +28,8 @@ _OTHER = re.compile(
 )
 """Programs that prepare, evaluate or serve."""
 _TRAINS = re.compile(r"train|finetun|fine_tun|pretrain", re.IGNORECASE)
+_MAY_START = re.compile(rf"[$]|\.sh$|^(?:bash|sh|eval|exec|sbatch|srun|ray|{'|'.join(PROGRAMS)})$")
+"""Commands without a launcher that may start a training."""
 CONFIGS = words_of("config job.config_file config_file config_path cfg yaml yaml_file yaml_path args_file")
 """Options of a script that name its config."""
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
@@ -92,7 +94,22 @@ def is_other(launch: Launch) -> bool:
 def whose(document: Document) -> tuple[Framework | None, Document]:
     """Whose file a document is; of a command that names a config, the config under its options.
 
-    Raises InvalidJob for keys of two frameworks, and for a config that is not here."""
+    Raises InvalidJob for keys of two frameworks, and for a config that is not here; NoTraining for a script that only
+    serves, evaluates or prepares."""
+    row, config = _whose(document)
+    if row is not None and document.form == "shell" and (other := _only_other(document)):
+        hint = "name the script that starts the training"
+        raise NoTraining(f"{other.where}: {other.program} trains nothing, by its name", hint)
+    return row, config
+
+
+def _only_other(document: Document) -> Launch | None:
+    """The program of a script whose programs prepare, evaluate or serve, all; None where one of them may train."""
+    found = [each for each in launches(document) if each.launcher or _MAY_START.search(each.program)]
+    return found[0] if found and all(each.launcher and is_other(each) for each in found) else None
+
+
+def _whose(document: Document) -> tuple[Framework | None, Document]:
     row = recognise(document)
     if document.form != "shell" or not (row is None or row.launches or row.name in (*GENERAL, BY_NAME)):
         return row, document

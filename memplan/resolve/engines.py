@@ -107,7 +107,7 @@ def checked(of: Generator, gpu: Gpu | None, expandable_segments: bool = False, d
         return of
     newer = f", or {of.engine} {'.'.join(map(str, first.since))} and later" if first else ""
     why = "it does not sleep where allocator.expandable_segments is true"
-    return of._replace(fails=(why, f"allocator.expandable_segments: false{newer}"))
+    return of._replace(fails=(why, f"add --set allocator.expandable_segments=false{newer}"))
 
 
 def _degrees(of: Generator, number: int) -> str:

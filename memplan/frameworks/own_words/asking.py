@@ -246,5 +246,7 @@ def _accumulated(draft: Draft) -> float | None:
     """Micro-steps that a batch of all ranks makes, where the file says that one."""
     said = draft.said
     degrees = prod(said.get(f"{kind}_parallel") or 1 for kind in ("tensor", "pipeline", "context"))
-    each = (said.get("batch_size") or 1) * (said.get("num_gpus") or 1) / degrees
-    return said["global_batch_size"] / each if said.get("global_batch_size") else None
+    batches = [said.get(key) or 1 for key in ("batch_size", "num_gpus", "global_batch_size")]
+    if not said.get("global_batch_size") or not all(isinstance(each, int) for each in batches):  # auto
+        return None
+    return float(batches[2] / (batches[0] * batches[1] / degrees))

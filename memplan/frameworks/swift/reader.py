@@ -106,6 +106,8 @@ def read_settings(settings: Settings, draft: Draft, environment: Mapping[str, st
     read_images(keys, environment, version)
     read_preference(keys, method, lora)
     _evaluation(keys)
+    for key in filter(keys.has, ("external_plugins", "custom_register_path", "custom_plugin")):
+        keys.remark(f"{key}: code of your own is not read, and models that it loads are not counted", key)
     assume_one_gpu(draft)
     keys.close(table.HARMLESS | TRAINER_HARMLESS)
     draft.finishers["precision"] = hf_precision.settle

@@ -7,9 +7,10 @@ from math import prod
 from typing import Any
 
 from memplan.arch.config import sizes
-from memplan.frameworks.asking import MODEL
+from memplan.frameworks.asking import MODEL, SEES_TOKENS
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.local_models import speaks_of_images
 from memplan.frameworks.files.documents import Document, words
 from memplan.frameworks.torchtitan.older import own_flavor, today
 from memplan.frameworks.torchtitan.write import FLAVORS, FLOAT8, own_of, write
@@ -133,7 +134,9 @@ def _model(model: Keys, keys: Keys) -> None:
     else:
         known = ", ".join(sorted({f"{a} {b}" for a, b in FLAVORS}))
         raise model.settings.error(
-            "flavor", f"{name[:30]} {flavor[:30]} is no model that is known", f"{MODEL}; known: {known}"
+            "flavor",
+            f"{name[:30]} {flavor[:30]} is no model that is known",
+            SEES_TOKENS if speaks_of_images(name) else f"{MODEL}; known: {known}",
         )
 
 
