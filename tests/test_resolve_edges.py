@@ -227,6 +227,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "leave gradient_checkpointing_reentrant out",
     ),
     (
+        {
+            "method": "dpo",
+            "pair_pass": "two-forward",
+            "zero_stage": 2,
+            "num_gpus": 2,
+            "gradient_checkpointing": "full",
+            "gradient_checkpointing_reentrant": True,
+        },
+        "gradient_checkpointing_reentrant: true cannot run pair_pass: two-forward under ZeRO-2",
+        "use gradient_checkpointing_reentrant: false, or pair_pass: concatenated",
+    ),
+    (
         {"trainer": "litgpt", "method": "dpo"},
         "trainer: LitGPT has no dpo: it trains sft",
         "use trainer: trl or llamafactory or openrlhf or mindspeed, or method: sft",

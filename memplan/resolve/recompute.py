@@ -144,6 +144,12 @@ def _reentrant(
     if able and (given or forced or (trainer.checkpointing.reentrant and not notes.is_given(key))):
         rests = trainer.models.freezes_tower and job.lora is None and not notes.is_given("freeze")
         _check_shared_states(spec, again, rests or tower_rests(spec), "use a sharding but zero3" if forced else REPLAY)
+    if able and given and job.pair_pass == "two-forward" and "zero2" in (job.sharding, f"zero{job.zero_stage}"):
+        raise InvalidJob(
+            "gradient_checkpointing_reentrant: true cannot run pair_pass: two-forward under ZeRO-2: each forward's "
+            "checkpoints hand their gradients over, and DeepSpeed refuses the second time (already been reduced)",
+            f"{REPLAY}, or pair_pass: concatenated",
+        )
     if forced:
         return notes.fill(key, True, "trainer", f"{trainer.title} {since} forces it beside adapters under ZeRO-3")
     if notes.is_given(key) or not trainer.checkpointing.reentrant or not able:
