@@ -144,6 +144,10 @@ def test_a_comment_within_a_command_is_said() -> None:
         (command,) = run_script(f"run \\\n  --a 1 {between}  --c 3\n", "a.sh").commands
         assert [*command.texts] == ["run", "--a", "1", "--c", "3"], between
         assert re.search("line [23]: a shell ends the command here", command.remarks[0]), between
+    behind = "run \\\n  a.b=1 \n  \\\n  `# of c` \\\n  `# and more` \\\n  +c.d=2 \\\n  2>&1 | tee log\n"
+    command = run_script(behind, "a.sh").commands[0]
+    assert [*command.texts] == ["run", "a.b=1", "+c.d=2"]
+    assert "line 2: a shell ends the command here" in command.remarks[0]
     (command,) = run_script("cat <<EOF\n  --c 3\nEOF\nrun --a 1\n", "a.sh").commands
     assert not command.remarks
 

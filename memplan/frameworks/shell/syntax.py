@@ -31,8 +31,12 @@ _DOCUMENT = re.compile(
 _CONTINUED = re.compile(r"\\[ \t\r]*(?:#[^\n]*)?\n(?P<between>(?:[ \t\r]*(?:#[^\n]*)?\n)*)(?P<next>[^\n]*)")
 _OPTION = re.compile(r"\s*(?:['\"]?-{1,2}[A-Za-z]|['\"]?[+~]{0,2}[A-Za-z_]\w*(?:\.[\w@-]+)+=|\"?\$\{\w+\[@)")
 """A line that goes on with a command's options."""
-_GOES_ON = re.compile(r"\n[ \t\r]*(?=--[A-Za-z])")
-"""A line that begins with an option, behind one whose backslash was forgotten."""
+_GOES_ON = re.compile(
+    r"\n(?:[ \t\r]*(?:`[ \t]*#[^`\n]*`[ \t\r]*(?:\\[ \t\r]*)?|\\)\n)*[ \t\r]*"
+    r"(?=--[A-Za-z]|[+~]{0,2}[A-Za-z_]\w*(?:\.[\w@-]+)+=)"
+)
+"""A line that begins with an option, or sets a dotted name, behind one whose backslash was forgotten; between them
+maybe comments in backquotes, each with a backslash."""
 _STARTS = frozenset(("if", "then", "elif", "else", "do", "while", "until", "!", "{", "time", "for"))
 
 
