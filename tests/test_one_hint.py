@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from commands import Run, runner_of
 
-from memplan.frameworks.asking import SUCH
+from memplan.frameworks.asking import SUCH, option_of
 from memplan.frameworks.checks.checking import Checked, check_all, check_file
 
 
@@ -410,3 +410,15 @@ STARTED = """deepspeed --num_gpus 1 src/train.py --stage sft --finetuning_type f
 @pytest.mark.parametrize(("text", "hint"), [(SWIFT, "Qwen2.5-VL-7B-Instruct --set"), (STARTED, "--sharding zero2")])
 def test_a_hint_has_a_value_that_the_file_may_have(text: str, hint: str) -> None:
     assert hint in checked(text, "a.sh").hint
+
+
+def test_what_has_no_option_of_its_own_is_asked_for_as_it_is_typed() -> None:
+    for key in (each for each in SUCH if each.startswith("rollout.")):
+        assert option_of(key) == f"add {SUCH[key]}"
+
+
+def test_a_name_that_runs_are_called_by_is_no_model() -> None:
+    script = "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B --bf16 --zero_stage 3 \\\n"
+    script += "  --micro_train_batch_size 1 --prompt_max_len 64 --generate_max_len 64 --flash_attn --model_name "
+    assert "model_name" not in checked(f"{script}Qwen2.5-0.5B\n", "a.sh").text
+    assert "model_name (model)" in checked(f"{script}Qwen2.5-7B\n", "b.sh").text

@@ -46,6 +46,8 @@ def option_of(key: str) -> str:
     """What to type for a key of the job, whole, so that it can be typed as it stands."""
     option = f"add --{key.replace('_', '-').replace('.', '-')}"
     such = SUCH.get(key, "")
+    if such.startswith(f"--set {key}=") and " " not in such[6:]:
+        return f"add {such}"
     return f"{option}, such as {such}" if such.startswith(f"{option[4:]} ") else option
 
 

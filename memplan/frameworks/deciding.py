@@ -9,7 +9,7 @@ from memplan.tables.texts import texts_by_name
 SUBJECTS = {subject: pattern.replace(" ", "") for subject, pattern in texts_by_name(__file__).items()}
 """Patterns of names by subject, looked for in this order."""
 LITTLE = re.compile(
-    r"^(eval|save|log|logging|hub|wandb|report|data|dataset|dataloader|tokenizer|lr|learning|warmup|seed|push|test|val)_"
+    r"^((code_)?eval|save|log|logging|hub|wandb|report|data|dataset|dataloader|tokenizer|lr|learning|warmup|seed|push|test|val)_"
     r"|_(dir|name|path|file|files|rate|steps|ratio|epochs|seed|prob|coef|coeff|weight|alpha|dropout|interval|url|key|format"
     r"|strategy|schedule|scheduler|template|callback|temperature|beta\d?|eps|workers|num_proc|shard_size)$"
 )
@@ -84,6 +84,9 @@ HALVES = re.compile(r"(?i)(torch\.)?(bf16|bfloat16|fp16|float16|half)")
 RESTS = re.compile(r"(?i)(?<!un)(?<!un_)(?<!no_)(?<!not_)fr(eeze|ozen)")
 """Names of what is frozen, of all that speak of freezing."""
 
+LABEL = re.compile(r"(?:^|\.)(?:base_)?model_name$")
+"""A key whose value, without a folder, is a name that runs are called by."""
+
 
 def no_less(subject: str, key: str, value: object, job: Mapping[str, object]) -> str | None:
     """Why a key of a fork's own takes no more than what is counted without it; empty where it says what is counted,
@@ -95,4 +98,5 @@ def no_less(subject: str, key: str, value: object, job: Mapping[str, object]) ->
         return "weights are counted in fp32, which takes more"
     agrees = subject == "attention" and "flash" in word and job.get("attention") == "flash"
     agrees = agrees or (ENTROPY.search(key.lower()) is not None and job.get("entropy") == "loss")
+    agrees = agrees or (LABEL.search(key) is not None and word == str(job.get("model")).lower().rpartition("/")[2])
     return "" if agrees or (mixed and key.endswith("amp") and word == "true") else None

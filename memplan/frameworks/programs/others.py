@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from memplan.frameworks.asking import beside as hint_beside
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.common.checkpoints import holds_fp32
 from memplan.frameworks.programs.call import Call
@@ -115,13 +116,14 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
             draft.warn(cls, where, f"{what}, beside the one that is trained", "model", hint)
             continue
         name = draft.said.get("model") if _written(name) == _written(first) else name
+        role = "teacher" if model.place in asked else "reward"
         if not isinstance(name, str):
-            draft.warn("model", where, "a second model on the card is not known", "model")
+            if "extra_models" not in draft.given:
+                draft.warn("model", where, "a second model on the card is not known", "model", hint_beside(role))
             continue
         dtypes = (str(plain(model.values[key])) for key in ("cast", "dtype", "torch_dtype") if key in model.values)
         precision = next((DTYPES[each] for each in dtypes if each in DTYPES), "")
         precision = precision or ("fp32" if old or holds_fp32({"model": name}) else "bf16")
-        role = "teacher" if model.place in asked else "reward"
         row = {"role": role, "model": name, "precision": precision}
         if any(truth(model.values.get(key)) for key in BITS):
             row["precision"] = "bf16"
