@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from framework_cases import FIRST, SECOND, UNSLOTH, checked
 
+from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import read_target
 
 
@@ -387,3 +388,34 @@ def test_modules_lie_where_a_program_adds_a_path_and_one_process_generates_for_a
     assert (found.fits, found.job["rollout"]["max_num_seqs"]) == ("yes", 16), found.text
     alone = checked("rl/a.py", GENERATED.replace('device_map="auto", ', ""), num_gpus=4)
     assert alone.job["rollout"]["max_num_seqs"] == 4
+
+
+def test_a_field_whose_lack_its_class_refuses_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text(REFUSING)
+    found = check_file("a.py", {"gpu": "80GB", "num_gpus": 8})
+    assert found.fits == "unclear"
+    assert "--sharding" in found.hint
+    Path("b.py").write_text(REFUSING.replace("is None", "== 'x'"))
+    assert check_file("b.py", {"gpu": "80GB", "num_gpus": 8}).fits == "yes"
+
+
+REFUSING = """
+from dataclasses import dataclass, field
+from typing import Optional
+from transformers import HfArgumentParser
+from trl import GRPOConfig, GRPOTrainer
+
+@dataclass
+class Arguments:
+    config_path: Optional[str] = field(default=None)
+
+    def __post_init__(self):
+        if self.config_path is None:
+            raise ValueError("config_path")
+
+data_args = HfArgumentParser(Arguments).parse_args_into_dataclasses()[0]
+args = GRPOConfig(output_dir="x", deepspeed=data_args.config_path, max_prompt_length=64, max_completion_length=64,
+                  per_device_train_batch_size=1, bf16=True)
+GRPOTrainer(model="Qwen/Qwen2.5-0.5B", reward_funcs=[len], args=args, train_dataset=None).train()
+"""

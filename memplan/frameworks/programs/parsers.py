@@ -135,7 +135,9 @@ def _instances(call: Call, given: Mapping[str, Any] | None = None, at: Mapping[s
         if isinstance(each, Class):
             made = run.made(each, [], mine, places, call.place)
             made.values["?command"] = bool(left)
-            for name in [name for name in each.all_fields() if name not in mine and is_open(made.values[name])]:
+            refused = _refused(each)
+            for name in [name for name in each.all_fields() if name not in mine and (
+                is_open(made.values[name]) or (made.values[name] in (None, "") and name in refused))]:  # fmt: skip
                 made.values[name] = unknown_option(name, made.places[name])
             found.append(made)
         else:
@@ -146,6 +148,18 @@ def _instances(call: Call, given: Mapping[str, Any] | None = None, at: Mapping[s
             found.append(Thing(name, call.place, filled, places) if isinstance(each, Ref) else call.unknown())
     rest = {key: value for key, value in call.owner.values.items() if key[:1] not in "*?" and key != "dataclass_types"}
     return (*found, Thing("arguments", call.place, rest)) if rest else tuple(found)
+
+
+REFUSES = re.compile(r"not self\.(\w+)|self\.(\w+) is None")
+
+
+def _refused(own: Class) -> set[str]:
+    """Fields whose absence its ``__post_init__`` is an error for: ``if self.config_path is None: raise``."""
+    after = own.method("__post_init__")
+    tests = (each for each in ast.walk(after.node) if isinstance(each, ast.If) and isinstance(each.body[0], ast.Raise)
+             ) if after else ()  # fmt: skip
+    found = (REFUSES.fullmatch(ast.unparse(each.test)) for each in tests)
+    return {match[1] or match[2] for match in found if match}
 
 
 UNSAID = {

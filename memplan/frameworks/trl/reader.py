@@ -53,6 +53,8 @@ def recognise(document: Document) -> tuple[str, ...]:
         return tuple(launch.program for launch in launches(document) if is_training(launch))[:1]
     if document.form not in ("yaml", "json"):
         return ()
+    if "pass_rate_min" in document.keys:  # open-r1's scripts/pass_rate_filtering, which only generates
+        return ()
     marks = tuple(key for key in document.settings.values if key in MARKS)
     pair = ("dataset_name", "model_name_or_path")
     return marks or (pair[:1] if set(pair) <= document.keys else ())
