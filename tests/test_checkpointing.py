@@ -192,6 +192,17 @@ def test_compiling_widens_the_band_up_to_eager() -> None:
     assert row.high_bytes >= saved() - saved(compile=True) > 0
 
 
+@pytest.mark.parametrize(
+    ("keys", "each"), [({"precision": "bf16"}, 6), ({"precision": "fp32"}, 4), ({"precision": "bf16", "lora": {}}, 0)]
+)
+def test_older_ligers_may_hold_a_product_as_large_as_the_head(keys: dict[str, Any], each: int) -> None:
+    """0.6.2 to 0.8.2: ``grad_weight += torch.mm(...).float()``; of a frozen head none is made."""
+    recipe = resolve(read_job({**JOB, "kernels": "liger", **keys}))
+    rows = [row for row in build_ledger(recipe).rows if row.name == "head gradient of a chunk"]
+    assert sum(row.high_bytes for row in rows) == each * recipe.model.head.parameters
+    assert not any(row.bytes for row in rows)
+
+
 LLAMA4 = {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 1408}
 
 

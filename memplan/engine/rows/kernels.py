@@ -65,6 +65,25 @@ def _most(traced: TracedPass) -> int:
     return max(alive.size for alive in (*tail.forward.values(), *tail.backward.values()))
 
 
+def enter_liger_products(ledger: Ledger, traced: TracedPass) -> None:
+    """``grad_weight += torch.mm(grad_logits_chunk.t(), _input_chunk).float()`` of Liger's fused cross-entropy: the
+    product of a chunk is as large as the head, and so is its fp32 copy. Nothing is expected, as before 0.6.2 and from
+    0.8.3 on (``addmm(out=grad_weight)``); the high figure is that of versions between, and of cards before Ampere."""
+    plan, trained = traced.plan, traced.tail.head_gradient
+    if plan.head.program != "liger" or not trained or plan.style == "no-grad":
+        return
+    numerics = plan.mode.numerics
+    itemsize, elements = numerics.autocast or numerics.itemsize, trained // numerics.itemsize
+    each = FP32 if itemsize == FP32 else itemsize + FP32
+    name, at = "head gradient of a chunk", f"{plan.name}.loss"
+    ledger.add(name, "gradients", 0, at=at, high=elements * each).formula(
+        "0 to V × h × bytes of a product and its fp32 copy", elements, each
+    ).since(
+        "a chunk's product stands beside the sum, and its fp32 copy too, in some versions and on older cards",
+        "liger-kernel 0.6.2 to 0.8.2, and the fallback of 0.8.5, ops/fused_linear_cross_entropy.py",
+    )
+
+
 COPIES = 2
 """fp32 copies of a layer's channels that the splits of its gradients may come to."""
 
