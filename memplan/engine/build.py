@@ -20,9 +20,7 @@ from memplan.engine.resident_models import enter_other_forwards, enter_residents
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
 from memplan.engine.rows.embedding import enter_buffers
 from memplan.engine.rows.kernels import (
-    enter_checkpoint_buffers,
-    enter_compiled,
-    enter_liger_products,
+    enter_kernels,
     enter_logits_of_few,
     enter_mixer_kernels,
     enter_rotary_tables,
@@ -165,9 +163,7 @@ def _enter_passes(ledger: Ledger, parts: Parts) -> None:
             PassRows(traced, ledger).enter_forward()
             enter_shared(ledger, recipe, traced)
             enter_choices(ledger, traced)
-            enter_compiled(ledger, traced)
-            enter_liger_products(ledger, traced)
-            enter_checkpoint_buffers(ledger, recipe, traced)
+            enter_kernels(ledger, recipe, traced)
             enter_tower_forward(ledger, traced, recipe.loss.keeps_outputs)
             enter_router_forward(ledger, traced)
         elif point == "backward":

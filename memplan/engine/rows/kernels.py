@@ -19,6 +19,13 @@ WHY_UNSLOTH = "it patches what it knows of a version of transformers and PEFT, a
 UNSLOTH = "unsloth 2026.8 models/llama.py: patch_peft_model"
 
 
+def enter_kernels(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
+    """What they hold in a pass."""
+    enter_compiled(ledger, traced)
+    enter_liger_products(ledger, traced)
+    enter_checkpoint_buffers(ledger, recipe, traced)
+
+
 def enter_compiled(ledger: Ledger, traced: TracedPass) -> None:
     """At most the layers and the loss run as they would without kernels or the compiler, where a class is not patched,
     graphs break or nobody compiles the loss: what their nodes save then, and the larger transients."""
