@@ -4,6 +4,7 @@ A trainer's row says which classes it runs (``ModelClasses``); a version of tran
 one of the Hugging Face Trainer. Models are described as the newest classes build them."""
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
@@ -11,11 +12,13 @@ from memplan.resolve.storage import Split, Stored
 from memplan.spec.job import Job
 from memplan.spec.layer import Run
 from memplan.spec.model import ModelSpec
-from memplan.spec.vision import Tower
 from memplan.tables.families import FAILING, FLASH_UNTIL, FP32_ROUTERS
 from memplan.tables.styles import Optimizer
 from memplan.tables.trainer import Trainer
 from memplan.units import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from memplan.spec.vision import Tower
 
 JOINED = ("qwen2_vl", "qwen2_5_vl")
 """Families whose towers ran SDPA over all patches at once (transformers 4.45 to 4.52 modeling_qwen2_vl.py and
@@ -120,7 +123,7 @@ def _of_older_class(spec: ModelSpec, joined: str) -> ModelSpec:
     return spec.model_copy(update=update) if update else spec
 
 
-def _older_tower(tower: Tower, joined: str) -> Tower:
+def _older_tower(tower: "Tower", joined: str) -> "Tower":
     """``joined``: 'kept' is 'math', and no block is a checkpoint (transformers 4.45 to 4.47)."""
     kernel = "math" if joined == "kept" else joined
     blocks = [run.block.but(attention=run.block.attention.but(joined=kernel)) for run in tower.runs]

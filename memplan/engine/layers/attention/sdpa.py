@@ -1,5 +1,7 @@
 """``scaled_dot_product_attention``: which kernel CUDA chooses (flash, memory-efficient, math), and what each keeps."""
 
+from typing import TYPE_CHECKING
+
 from memplan.engine.layers.attention.eager import repeat_kv, scores_of
 from memplan.engine.layers.attention.fused_kernel import fused_attention
 from memplan.engine.layers.modules import Mode, Pass
@@ -9,7 +11,9 @@ from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Attention
-from memplan.spec.vision import VisionAttention
+
+if TYPE_CHECKING:
+    from memplan.spec.vision import VisionAttention
 
 
 def attention_kernel(mode: Mode, mixer: Attention, length: int, itemsize: int) -> str:
@@ -66,7 +70,7 @@ def math(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim)
 
 
 def grouped_math(
-    p: Pass, mixer: Attention | VisionAttention, q: Tensor, k: Tensor, v: Tensor, q_dim: Dim, length: int = 0
+    p: Pass, mixer: "Attention | VisionAttention", q: Tensor, k: Tensor, v: Tensor, q_dim: Dim, length: int = 0
 ) -> Tensor:
     """In fp32, keys and values repeated to all heads, a mask of s × s, s × s probabilities kept; the scaled keys are a
     temporary of the product, and so are the queries of several rows, unless rotary left them head-major
