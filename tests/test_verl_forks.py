@@ -562,7 +562,7 @@ def test_a_model_that_sees_is_asked_for_where_a_file_tells(tmp_path: Path, name:
     rests = "" if "vl" in name else f"{A}freeze_vision_tower=True"
     (tmp_path / name).write_text(f"{RL.replace('Qwen/Qwen2.5-0.5B', 'YOUR_MODEL')} {rests}\n")
     found = check_file(str(tmp_path / name), {"gpu": "h100-80gb"})
-    assert found.hint.startswith("add --model, such as --model Qwen/Qwen2.5-VL-7B-Instruct --set images.per_example=1 ")
+    assert found.hint.startswith("add --model Qwen/Qwen2.5-VL-7B-Instruct --set images.per_example=1 ")
     found = check_file(str(tmp_path / name), {"gpu": "h100-80gb", "model": "Qwen/Qwen2.5-VL-7B-Instruct"})
     assert "at most" in found.text
 
