@@ -244,7 +244,7 @@ def test_quantized_checkpoints_are_noted() -> None:
                 "bnb_4bit_quant_type": "nf4",
                 "bnb_4bit_use_double_quant": True,
             },
-            "bitsandbytes",
+            "bitsandbytes nested",
             "--quantization nf4-double",
         ),
         ({"quant_method": "bitsandbytes", "_load_in_8bit": True}, "bitsandbytes", "--quantization int8"),
