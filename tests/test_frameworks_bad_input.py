@@ -270,3 +270,6 @@ def test_a_program_that_serves_is_no_training(program: str, tmp_path: Path) -> N
         (tmp_path / "run.sh").write_text(text.format(each))
         found.append(check_file(str(tmp_path / "run.sh"), {"gpu": "80GB"}).fits)
     assert found == ["skipped", "yes"]
+    branches = 'if [ "$1" = a ]; then A="deepspeed tools/convert.py"; else A="deepspeed finetune_llama.py"; fi'
+    (tmp_path / "run.sh").write_text(f'{branches}\neval "$A {words}"\n')
+    assert check_file(str(tmp_path / "run.sh"), {"gpu": "80GB"}).fits != "skipped"

@@ -30,6 +30,7 @@ _OTHER = re.compile(
 _TRAINS = re.compile(r"train|finetun|fine_tun|pretrain", re.IGNORECASE)
 _MAY_START = re.compile(rf"[$]|\.sh$|^(?:bash|sh|eval|exec|sbatch|srun|ray|{'|'.join(PROGRAMS)})$")
 """Commands without a launcher that may start a training."""
+_NAMES_TRAINING = re.compile(r"(?:train|finetun|fine_tun)\w*\.py\b", re.IGNORECASE)
 CONFIGS = words_of("config job.config_file config_file config_path cfg yaml yaml_file yaml_path args_file")
 """Options of a script that name its config."""
 ENDINGS = (".yaml", ".yml", ".json", ".toml")
@@ -105,6 +106,8 @@ def whose(document: Document) -> tuple[Framework | None, Document]:
 
 def _only_other(document: Document) -> Launch | None:
     """The program of a script whose programs prepare, evaluate or serve, all; None where one of them may train."""
+    if _NAMES_TRAINING.search(document.text):  # in a branch that is not taken
+        return None
     found = [each for each in launches(document) if each.launcher or _MAY_START.search(each.program)]
     return found[0] if found and all(each.launcher and is_other(each) for each in found) else None
 
