@@ -169,6 +169,7 @@ def test_what_shards_leave_of_the_gpus_are_replicas(tmp_path: Path) -> None:
     [
         ("bf16: full", "bf16", False),
         ("bf16: true", "bf16", True),
+        ("bf16: true\nreinit_weights: true", "bf16-amp", None),
         ("fp16: true", "fp16", True),
         ("bf16: false", "fp32", None),
     ],

@@ -289,9 +289,10 @@ def test_rows_here_can_be_estimated(tmp_path: Path) -> None:
 
 def test_megatrons_options_that_nothing_sets_are_said(tmp_path: Path) -> None:
     file, text = FILES["megatron"]
-    found = read(tmp_path, f"{text} $TUNE_ARGS --tokenizer-type ${{KIND}}\n".replace("--vocab-size 32000", ""), file)
+    more = "$TUNE_ARGS --seed 4 $MORE --tokenizer-type ${KIND}"
+    found = read(tmp_path, f"{text} {more}\n".replace("--vocab-size 32000", ""), file)
     assert found.job.sequence_parallel
-    assert any("never set, and taken as empty: $TUNE_ARGS" in line for line in found.warnings)
+    assert any("never set, and taken as empty: $TUNE_ARGS, $MORE" in line for line in found.warnings)
     assert any("nothing says how large the vocabulary is" in line for line in found.warnings)
 
 
@@ -398,3 +399,18 @@ def test_megatrons_legacy_layers_keep_what_no_kernel_fuses(tmp_path: Path) -> No
     more = "--use-legacy-models --use-flash-attn --normalization RMSNorm --swiglu"
     job = read(tmp_path, f"{text} {more}\n", file).job
     assert (job.megatron.norm_fusion, job.megatron.bias_swiglu_fusion, job.attention) == (False, False, "flash")
+
+
+@pytest.mark.parametrize(
+    ("more", "attention"),
+    [
+        ("--attention-head-type multiquery", "eager"),
+        ("--checkpoint-activations --use-flash-attn", "flash"),
+        ("--DDP-impl local --transformer-impl transformer_engine", "flash"),
+    ],
+)
+def test_arguments_of_older_megatron_tell_its_attention(tmp_path: Path, more: str, attention: str) -> None:
+    file, text = FILES["megatron"]
+    found = read(tmp_path, f"{changed(text, '--swiglu', '')} {more}\n", file)
+    assert found.job.attention == attention
+    assert any("until 2023" in line for line in found.warnings) is ("engine" not in more)

@@ -125,6 +125,8 @@ def test_functions_that_nothing_calls_train_by_what_others_give_them(tmp_path: P
         read(tmp_path, own)
     with pytest.raises(NotKnown, match="AdapterTrainer is a trainer that is not read"):
         read(tmp_path, "from adapters import AdapterTrainer\nAdapterTrainer(model=1).train()\n")
+    with pytest.raises(NotKnown, match="finetune_recipe is a trainer that is not read"):
+        read(tmp_path, "from nemo.collections import llm\nllm.llama3_8b.finetune_recipe(name='a')\n")
     with pytest.raises(NoTraining, match="trains on the CPU"):
         read(tmp_path, MODEL + "Trainer(model=model, args=TrainingArguments(use_cpu=True)).train()\n")
 

@@ -121,6 +121,10 @@ def _precision(keys: Keys) -> None:
     else:
         origin = Origin(DEFAULT, f"{keys.framework.label}: bf16 auto")
     keys.draft.facts["amp"] = ("no" if pure or kind == "fp32" else kind, origin)
+    for key in ("reinit_weights", "random_init_weights"):  # which was its name before 0.13
+        if keys.flag(key):  # loaders/model.py: _load_model_from_config
+            keys.bound(key, "weights that are made from a config are counted in float32", "precision")
+            kind, origin = "fp32", Origin(FILE, f"{keys.settings.where(key)}: {key} true")
     keys.draft.facts["load"] = (kind, origin)
 
 

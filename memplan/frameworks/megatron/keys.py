@@ -15,6 +15,10 @@ _PARTS = parts_of(__file__)
 
 OF_PROCESS = ("world_size", "rank", "local_rank", "dist_url")
 """Options of a process that its launcher gives where that is none of torch's."""
+GONE = words(_PARTS["gone"])
+"""Arguments that only Megatron-LM until 2023 and forks of it have (bigcode's ``attention_head_type``), whose layers are
+its own where nothing says Transformer Engine: attention makes its scores without ``use_flash_attn``
+(megatron/arguments.py, model/transformer.py: ParallelAttention)."""
 OF_MINDSPEED = words(_PARTS["of-mindspeed"])
 """Arguments that MindSpeed-LLM adds."""
 SHAPE = words("num-layers hidden-size num-attention-heads seq-length micro-batch-size")

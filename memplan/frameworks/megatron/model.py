@@ -9,6 +9,7 @@ from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.common.local_models import vocabulary_by_name
 from memplan.frameworks.files.documents import is_template
+from memplan.frameworks.megatron.keys import GONE
 from memplan.tables.texts import parts_of
 from memplan.units import ceil_div, words_of
 
@@ -31,13 +32,14 @@ def config_of(keys: Keys) -> dict[str, Any]:
     keys.skip(*SHAPE)
     width, heads = keys.whole("hidden_size") or 0, keys.whole("num_attention_heads", 1)
     gated = bool(keys.flag("swiglu"))
+    fewer = keys.flag("group_query_attention") or keys.text("attention_head_type") == "multiquery"  # bigcode's fork
     feed_forward = keys.whole("ffn_hidden_size") or (int(4 * width * 2 / 3 / 64) * 64 if gated else 4 * width)
     config: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": width,
         "num_hidden_layers": keys.whole("num_layers") or 0,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.whole("num_query_groups", 1) if keys.flag("group_query_attention") else heads,
+        "num_key_value_heads": keys.whole("num_query_groups", 1) if fewer else heads,
         "intermediate_size": feed_forward,
         "vocab_size": _vocabulary(keys),
         "max_position_embeddings": keys.whole("max_position_embeddings") or keys.whole("seq_length", 2048),
@@ -54,7 +56,8 @@ def config_of(keys: Keys) -> dict[str, Any]:
             return config | {"model_type": "qwen3", "head_dim": config.get("head_dim", width // heads)}
         return config | ({"model_type": "qwen2"} if keys.flag("add_qkv_bias") else {})
     if config["num_key_value_heads"] != heads:
-        keys.warn("num_query_groups", "of a feed-forward without a gate, as many key heads as query heads are counted")
+        key = "num_query_groups" if keys.has("num_query_groups") else "attention_head_type"
+        keys.bound(key, "of a feed-forward without a gate, as many key heads as query heads are counted", "attention")
     return {
         "model_type": "gpt2",
         "n_embd": width,
@@ -218,6 +221,10 @@ def own_layers(keys: Keys, mindspeed: bool) -> bool:
     """Layers that are not Transformer Engine's, and whether their attention is flash by its own switch: Megatron's
     local ones, whose RMS norms are torch's, as Apex has none; its legacy ones (megatron/legacy/model)."""
     local, legacy = keys.text("transformer_impl") == "local" and not mindspeed, keys.flag("use_legacy_models")
+    gone = min((key for key in GONE if keys.has(key)), default="")
+    old = bool(gone) and not mindspeed and not keys.has("transformer_impl")
+    if old:
+        keys.remark(f"Megatron-LM until 2023 had {gone}: its attention was flash by use_flash_attn alone", gone)
     if local:
         plain = (keys.text("normalization") or "").lower() == "rmsnorm"
         said = "layers are counted as Transformer Engine's, but for their attention"
@@ -230,9 +237,10 @@ def own_layers(keys: Keys, mindspeed: bool) -> bool:
             put_inner(keys, "megatron", "bias_swiglu_fusion", False, "use_legacy_models")
     if mindspeed or legacy:
         put_norms(keys)
-    if (local or legacy) and not mindspeed and keys.flag("use_flash_attn"):  # FlashSelfAttention turns rows, and back
+    if (local or legacy or old) and not mindspeed and keys.flag("use_flash_attn"):
+        # FlashSelfAttention turns rows, and back
         put_inner(keys, "megatron", "attention_backend", "flash", "use_flash_attn")
-    return local or bool(legacy)
+    return local or old or bool(legacy)
 
 
 def put_norms(keys: Keys) -> None:

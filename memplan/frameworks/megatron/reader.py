@@ -26,8 +26,6 @@ from memplan.units import ceil_div
 _PROGRAM = re.compile(
     r"\b(pretrain_\w+|posttrain_\w+|finetune_\w+|train_rl|train)\.py$|\b(pretrain_gpt|posttrain_gpt)$"
 )
-_UNSET = re.compile(r"\$\{?\w*(args|opts|options?)\w*(\[[@*]\])?\}?", re.IGNORECASE)
-"""A variable of options that nothing in the script sets."""
 _TRAINS = re.compile(r"\b(pretrain|posttrain|finetune|train)_\w+(\.py|\b(?=\s*\\))")
 
 
@@ -78,10 +76,7 @@ def read_for(document: Document, draft: Draft, row: Framework) -> None:
         place = next(iter([*named, *files, *modules[::-1]]), -1)
         if place < 0 or not any(word.text == "--num-layers" for word in command):
             continue
-        unset = [word.text for word in command[place + 1 :] if _UNSET.fullmatch(word.text)]
-        if unset:
-            draft.remarks.append(f"{document.path}: never set, and taken as empty: {', '.join(unset[:6])}")
-        values, lines, _ = options_of([word for word in command[place + 1 :] if word.text not in unset])
+        values, lines, _ = options_of(command[place + 1 :])
         started = {key: values.pop(key, None) for key in table.OF_PROCESS}  # a fork's, under mpirun
         launcher, _, _ = options_of(command[:place])
         if isinstance(started["world_size"], int):

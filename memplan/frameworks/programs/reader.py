@@ -200,7 +200,7 @@ def _others(program: Program) -> Iterator[tuple[str, str]]:
     for part in program.parts:
         for node in ast.walk(part.tree):
             name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-            if name.endswith("Trainer"):
+            if name.endswith(("Trainer", "tune_recipe", "train_recipe")):  # NeMo 2's, of nemo.collections.llm
                 yield f"{part.path}, line {getattr(node, 'lineno', 1)}", name
 
 

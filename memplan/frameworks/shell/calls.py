@@ -1,13 +1,14 @@
 """The commands that a script would run, functions that it calls, and scripts in quotes that it starts shells with."""
 
 import itertools
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.commands.slurm import slurm_variables
 from memplan.frameworks.shell.children import MAX_CALLS, SHELLS, Children, asked
-from memplan.frameworks.shell.fields import Value, shown
+from memplan.frameworks.shell.fields import UNKNOWN, Value, shown
 from memplan.frameworks.shell.filters import SUBMITS
 from memplan.frameworks.shell.nodes import Chain, Function, Node, Simple
 from memplan.frameworks.shell.reader import MAX_KEPT, MAX_TEXT, MAX_WORDS, SHORTER, Command, Word
@@ -15,6 +16,10 @@ from memplan.frameworks.shell.syntax import Raw
 from memplan.frameworks.shell.words import Variables
 
 _SCRIPT = ("-c", "-lc", "-ic", "-xc", "-ec")
+_UNSET = re.compile(rf"{UNKNOWN}\$\{{?[A-Za-z_]\w*(\[[@*]\])?\}}?")
+_EXTRAS = re.compile(r"\[[@*]\]|(args|opts|options?|extras?|flags)\}?$|^\W*extra_", re.IGNORECASE)
+_VALUE = re.compile(r"[-+]?[\d.]+(e-?\d+)?|true|false|[^-\s]\S*=\S+", re.IGNORECASE)
+"""What no list of words begins with."""
 
 
 def in_container(words: Sequence[Word]) -> dict[str, str]:
@@ -27,6 +32,21 @@ def takes_script(words: Sequence[Word | Raw]) -> bool:
     """Whether a command starts a shell that reads its script: ``bash``, ``kubectl exec -i pod -- /bin/bash -s``."""
     names = [word.text.rsplit("/", 1)[-1] for word in words if word.text not in ("-s", "-", "-l", "-e", "-x", "-ex")]
     return bool(names) and (names[-1] in SHELLS or names[0] in ("ssh", *SUBMITS))
+
+
+def extras(words: Sequence[Word]) -> list[int]:
+    """Where words stand behind a program or an option that a shell takes as nothing, since nothing sets them: arrays,
+    ``$EXTRA_ARGS`` and its kind by their names, and what follows an option's number."""
+    texts = [word.text for word in words]
+    modules = [at + 1 for at, text in enumerate(texts) if text in ("-m", "--module")]
+    options = (at for at, text in enumerate(texts) if text.startswith("--"))
+    begin = next((at for at, text in enumerate(texts) if text.endswith((".py", ".pyz"))), max(modules, default=-1))
+    begin = next(options, len(texts)) if begin < 0 else begin
+    return [
+        at
+        for at in range(begin + 1, len(texts))
+        if _UNSET.fullmatch(texts[at]) and (_EXTRAS.search(texts[at]) or _VALUE.fullmatch(texts[at - 1]))
+    ]
 
 
 class Calls(Children):
@@ -95,6 +115,8 @@ class Calls(Children):
         child = self.child(words, own)
         if child is not None:
             return child
+        places = extras(words)
+        unset, words = [words[at] for at in places], [word for at, word in enumerate(words) if at not in places]
         self._size += sum(len(word.text) for word in words)
         set_ = {name: value for name, value in self.variables.values.items() if self._preset.get(name) is not value}
         environment = {name: shown(value.text) for name, value in set_.items()} | own
@@ -108,7 +130,7 @@ class Calls(Children):
         texts = tuple(Word(shown(word.text), place if self.children else word.line) for word in words)
         within = self.children[-1] if self.children else ""
         around = tuple(word._replace(text=shown(word.text)) for word in self.around)
-        self.commands.append(Command(texts, environment, place, self._remarks(words), around, within))
+        self.commands.append(Command(texts, environment, place, self._remarks(words, unset), around, within))
         return ""
 
     def fed(self, node: Chain) -> Word | None:
@@ -118,7 +140,7 @@ class Calls(Children):
         text = self.variables.piped([part for _, part in node.parts[:-1]]) if joined else ""
         return Word(text, last.words[-1].line) if text and isinstance(last, Simple) else None
 
-    def _remarks(self, words: list[Word]) -> tuple[str, ...]:
+    def _remarks(self, words: list[Word], unset: list[Word]) -> tuple[str, ...]:
         """What must be said with a command."""
         used = sorted(self.variables.used | self.noted)
         names = [note[1:] for note in used if note[0] == "?"]
@@ -127,6 +149,9 @@ class Calls(Children):
             more = ", …" if names[6:] else ""
             found.append(f"{self.path}: set under a condition, of which the value before it or the first is taken: "
                          f"{', '.join(names[:6])}{more}")  # fmt: skip
+        if unset:
+            said = ", ".join(dict.fromkeys(shown(word.text) for word in unset[:6]))
+            found.append(f"{self.path}: never set, and taken as empty: {said}")
         first, last = min(word.line for word in words), max(word.line for word in words)
         broken = next((line for line in self.joined if first <= line <= last), 0)
         if broken:

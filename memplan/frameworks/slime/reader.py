@@ -26,7 +26,6 @@ _PARTS = parts_of(__file__)
 
 PROGRAM = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 MARK = "actor_num_gpus_per_node"
-UNSET = re.compile(r"\$\{\w+\[[@*]\]\}|\$\{?\w*(ARGS|OPTS)\w*\}?")
 ENDS = ("|", ";", "&&", "&")
 REDIRECTS = (">", ">>", "<", "2>", "&>")
 QUANTISED = re.compile(r"(?i)[-_](fp8|int4|int8|awq|gptq|nvfp4|mxfp4|w\da\d+)(?![a-z\d])")
@@ -97,11 +96,11 @@ def _read_program(document: Document, draft: Draft) -> None:
 
 
 def _arguments(command: Sequence[Word]) -> list[Word]:
-    """Up to the next command, without files that it writes to and arrays that nothing here sets."""
+    """Up to the next command, without files that it writes to."""
     end = next((at for at, word in enumerate(command) if word.text in ENDS), len(command))
     files = {at + 1 for at, word in enumerate(command) if word.text in REDIRECTS}
-    kept = [word for at, word in enumerate(command[:end]) if at not in files]
-    return [word for word in kept if word.text not in (*REDIRECTS, "2>&1") and not UNSET.fullmatch(word.text)]
+    dropped = (*REDIRECTS, "2>&1")
+    return [word for at, word in enumerate(command[:end]) if at not in files and word.text not in dropped]
 
 
 def _as_megatron(own: Settings) -> Settings:
