@@ -239,6 +239,25 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "use gradient_checkpointing_reentrant: false, or pair_pass: concatenated",
     ),
     (
+        {
+            "method": "dpo",
+            "pair_pass": "two-forward",
+            "zero_stage": 3,
+            "num_gpus": 2,
+            "lora": {},
+            "gradient_checkpointing": "full",
+            "gradient_checkpointing_reentrant": True,
+            "deepspeed": {"reduce_bucket_size": 500_000_000},
+        },
+        "gradient_checkpointing_reentrant: true cannot run pair_pass: two-forward under ZeRO-3",
+        "use gradient_checkpointing_reentrant: false, or pair_pass: concatenated",
+    ),
+    (
+        {"sharding": "fsdp", "num_gpus": 2, "precision": "bf16-amp", "fsdp": {"keep_low_precision_grads": True}},
+        "fsdp.keep_low_precision_grads: true over fp32 weights",
+        "leave it out",
+    ),
+    (
         {"trainer": "litgpt", "method": "dpo"},
         "trainer: LitGPT has no dpo: it trains sft",
         "use trainer: trl or llamafactory or openrlhf or mindspeed, or method: sft",

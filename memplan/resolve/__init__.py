@@ -22,7 +22,7 @@ from memplan.resolve.packing import kept_apart, packed, scoring_row
 from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.phases import evaluated, moments
 from memplan.resolve.quantised import Base, quantised_base
-from memplan.resolve.recompute import checkpointing
+from memplan.resolve.recompute import checkpointing, with_both_forwards
 from memplan.resolve.rollouts import (
     beside_teachers,
     check_teacher,
@@ -97,7 +97,7 @@ def _trained(given: JobInput) -> Recipe:
     again = with_offload(job, trainer, split, again, layers.kernels, notes)
     chosen = optimizer(job, trainer, split, spec, steps, notes)
     check_shared(job, split, chosen.row, spec)
-    fsdp = fsdp_settings(job, trainer, split, base.stored.autocast > 0)
+    fsdp = fsdp_settings(job, trainer, split, base.stored)
     adapter = lora.resolved(base.stored, base, trainer, notes) if lora else None
     check_ends(adapter, spec, loss.head, job, split, in_megatron)
     adapter = settled(adapter, split, fsdp, base.stored.precision.weights, notes)
@@ -141,7 +141,7 @@ def _trained(given: JobInput) -> Recipe:
         megatron=megatron_settings(job),
         in_megatron=in_megatron,
     )
-    found = with_own_batch(said, found, _of_critic(said, trainer, spec, base, attention, again))
+    found = with_own_batch(said, with_both_forwards(found), _of_critic(said, trainer, spec, base, attention, again))
     check_card(found, notes)
     if method.online or method.teacher:
         from memplan.resolve.generation import generator, with_segments  # which no other job loads

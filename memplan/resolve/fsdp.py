@@ -2,7 +2,7 @@
 
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
-from memplan.resolve.storage import Split
+from memplan.resolve.storage import Split, Stored
 from memplan.spec.fsdp import Fsdp, FsdpSettings
 from memplan.spec.groups import Sharding
 from memplan.spec.job import Job
@@ -110,7 +110,7 @@ def resharding(job: Job, split: Split, degrees: Parallel) -> bool | int:
     return {1: False, degrees.shards: True}.get(wanted, wanted)
 
 
-def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> FsdpSettings:
+def fsdp_settings(job: Job, trainer: Trainer, split: Split, stored: Stored) -> FsdpSettings:
     """The settings, with the defaults of whoever wraps the model: accelerate, or torch. Raises InvalidJob."""
     if not split.is_fsdp:
         return FsdpSettings()
@@ -120,6 +120,12 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
         raise InvalidJob(
             "fsdp.auto_wrap_policy: NO_WRAP under FSDP2 is not modelled: the root alone",
             "leave it out, or use sharding: fsdp",
+        )
+    if given.keep_low_precision_grads and stored.compute_itemsize < stored.precision.weights:
+        raise InvalidJob(
+            "fsdp.keep_low_precision_grads: true over fp32 weights: torch's AdamW takes no gradients of another dtype "
+            "(lerp), and what other optimizers make of them is not modelled",
+            "leave it out",
         )
     prefetch = given.backward_prefetch or ("NO_PREFETCH" if by_accelerate else "BACKWARD_PRE")
     offload = given.cpu_offload or "parameters" in job.offload
@@ -142,7 +148,7 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, autocast: bool) -> F
         and split.name == "fsdp2"
         and job.reshard_after_forward in (None, True),
         reference_whole=trainer.name == "trl" and split.name == "fsdp2",
-        casts=by_accelerate and autocast,
+        casts=by_accelerate and stored.autocast > 0,
     )
 
 

@@ -24,7 +24,8 @@ def without_images(spec: ModelSpec, flat: bool) -> ModelSpec:
     ``flat``: DeepSpeed makes master weights and states for all that is trained, whether a gradient comes or not."""
     resting = tuple(run for run in spec.runs if run.layer.attends_to_images)
     runs = tuple(run for run in spec.runs if not run.layer.attends_to_images)
-    return spec.but(runs=runs, resting=resting, tower_idle=not flat)
+    numbers = tuple(i for i, layer in enumerate(spec.layers()) if not layer.attends_to_images) if resting else ()
+    return spec.but(runs=runs, resting=resting, numbers=numbers, tower_idle=not flat)
 
 
 def as_seen(spec: ModelSpec, sees: bool, flat: bool, length: int) -> ModelSpec:

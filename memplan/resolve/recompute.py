@@ -10,8 +10,11 @@ from memplan.resolve.quantised import Base
 from memplan.resolve.storage import Split
 from memplan.spec.groups import Checkpointing
 from memplan.spec.job import Job
+from memplan.spec.layer import Layer
+from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
+from memplan.spec.recipe import Recipe
 from memplan.spec.recompute import EVERY, Recompute, counts_of, every_nth, is_by_layer
 from memplan.tables.styles import OffloadStyle, SavedBy
 from memplan.tables.trainer import Trainer, version_key
@@ -75,14 +78,14 @@ def _recompute(
         every = every_nth(how)
         first = 1 if trainer.checkpointing.from_first else every
         notes.assume(f"gradient_checkpointing: {how}: layers {first}, {first + every}, … are checkpointed, others not")
-        return Recompute(every=every, from_first=trainer.checkpointing.from_first)
+        return Recompute(every=every, from_first=trainer.checkpointing.from_first, numbers=spec.numbers)
     if is_by_layer(how):
         counts = _counts(job, trainer, spec, counts_of(how))
         policies = [_policy(word, trainer, job) for word in counts]
         for policy in policies:
             _check_policy(policy, job, spec, quantised, wide_attention)
         notes.assume(f"gradient_checkpointing: {how}: {_said(counts, spec.num_layers)}")
-        return Recompute(counts=tuple(zip(policies, counts.values(), strict=True)))
+        return Recompute(counts=tuple(zip(policies, counts.values(), strict=True)), numbers=spec.numbers)
     if trainer.megatron:
         return _megatron(job, spec, notes)
     if job.gradient_checkpointing_reentrant:
@@ -144,17 +147,36 @@ def _reentrant(
     if able and (given or forced or (trainer.checkpointing.reentrant and not notes.is_given(key))):
         rests = trainer.models.freezes_tower and job.lora is None and not notes.is_given("freeze")
         _check_shared_states(spec, again, rests or tower_rests(spec), "use a sharding but zero3" if forced else REPLAY)
-    if able and given and job.pair_pass == "two-forward" and "zero2" in (job.sharding, f"zero{job.zero_stage}"):
-        raise InvalidJob(
-            "gradient_checkpointing_reentrant: true cannot run pair_pass: two-forward under ZeRO-2: each forward's "
-            "checkpoints hand their gradients over, and DeepSpeed refuses the second time (already been reduced)",
-            f"{REPLAY}, or pair_pass: concatenated",
-        )
     if forced:
         return notes.fill(key, True, "trainer", f"{trainer.title} {since} forces it beside adapters under ZeRO-3")
     if notes.is_given(key) or not trainer.checkpointing.reentrant or not able:
         return notes.plain(key, given)
     return notes.fill(key, True, "trainer", f"transformers before 5 asks for it, beside this {trainer.title}")
+
+
+def with_both_forwards(recipe: Recipe) -> Recipe:
+    """The same. Raises InvalidJob where DeepSpeed refuses that checkpoints of both forwards of a pair hand gradients of
+    the same weights over: stage 2 always, stage 3 where a bucket holds both (deepspeed 0.19 runtime/zero:
+    stage_1_and_2.py, reduce_ready_partitions_and_remove_grads; stage3.py, __reduce_and_partition_ipg_grads)."""
+    stage, adapter = recipe.zero_stage, recipe.adapter
+    if stage < 2 or recipe.loss.pair_pass != "two-forward" or not recipe.checkpointing.reentrant:
+        return recipe
+    layers = recipe.model.layers()
+    trained = sum(_adapters(layer, adapter) if adapter else layer.parameters for layer in layers)
+    if stage == 2 or trained <= recipe.sharding.deepspeed.reduce_bucket_size:
+        why = "already been reduced" if stage == 2 else "a bucket has each parameter once"
+        raise InvalidJob(
+            f"gradient_checkpointing_reentrant: true cannot run pair_pass: two-forward under ZeRO-{stage} here: each "
+            f"forward's checkpoints hand their gradients over, and DeepSpeed refuses the second time ({why})",
+            f"{REPLAY}, or pair_pass: concatenated",
+        )
+    return recipe
+
+
+def _adapters(layer: Layer, adapter: Adapter) -> int:
+    """Elements of a layer's adapters."""
+    adapted = (linear for linear in layer.linears if linear.name in adapter.targets)
+    return sum(adapter.rank_of(linear.name) * (linear.inputs + linear.outputs) for linear in adapted)
 
 
 def _check_shared_states(spec: ModelSpec, again: Recompute, rests: bool, hint: str) -> None:

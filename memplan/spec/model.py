@@ -117,6 +117,8 @@ class ModelSpec(Described):
     """No image passes through the tower, so that nothing in it gets a gradient."""
     resting: tuple[Run, ...] = ()
     """Layers that stand among the others and that no forward runs: those that attend to images, without any."""
+    numbers: tuple[int, ...] = ()
+    """Of the others, their numbers among all, where some rest."""
 
     @property
     def num_layers(self) -> int:

@@ -98,6 +98,8 @@ class Recompute(NamedTuple):
     """Modules that are checkpointed by themselves."""
     counts: tuple[tuple[SavedBy, int], ...] = ()
     """Layers from the first on that are, and what of them is kept; nothing where ``every`` says which."""
+    numbers: tuple[int, ...] = ()
+    """Of the layers that run, their numbers among all, where some rest."""
 
     @property
     def is_partial(self) -> bool:
@@ -106,6 +108,7 @@ class Recompute(NamedTuple):
 
     def covers(self, i: int) -> bool:
         """Whether a layer, counted from 0, is checkpointed."""
+        i = self.numbers[i] if self.numbers else i
         if self.counts:
             return i < sum(count for _, count in self.counts)
         return (i if self.from_first else i + 1) % self.every == 0
@@ -118,6 +121,8 @@ class Recompute(NamedTuple):
 
     def without(self, first: int, left_out: int) -> "Recompute":
         """Of a model without so many layers from the first of these on."""
+        if self.numbers:
+            return self._replace(numbers=self.numbers[:first] + self.numbers[first + left_out :])
         found, start = [], 0
         for policy, count in self.counts:
             gone = max(0, min(start + count, first + left_out) - max(start, first))
@@ -127,6 +132,7 @@ class Recompute(NamedTuple):
 
     def policy_of(self, i: int) -> SavedBy:
         """What is kept of a layer's results; of one that is not checkpointed nothing is said."""
+        i = self.numbers[i] if self.numbers else i
         for policy, count in self.counts:
             if i < count:
                 return policy

@@ -253,7 +253,7 @@ def _make_copies_anew(adapted: Any) -> None:
 
 def enable_checkpointing(model: Any, recipe: Recipe) -> None:
     """Layers are run again in backward. The states of random generators live on the host, so none is kept."""
-    again = recipe.checkpointing.recompute
+    again = recipe.checkpointing.recompute._replace(numbers=())  # those that rest are among the modules
     settings: dict[str, Any] = {"use_reentrant": recipe.checkpointing.reentrant, "preserve_rng_state": False}
     if again.policy:
         settings["context_fn"] = selective_contexts(again.policy)

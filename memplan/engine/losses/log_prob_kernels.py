@@ -176,15 +176,14 @@ def entropy_by_rows(
     every chunk keeps the first two (trl 1.9 trainer/utils.py). Flattening a slice of several rows copies it."""
     tape = p.tape
     flat = ops.copy(tape, logits, "logits, flattened") if sliced and p.rows > 1 else logits
-    rows = max(1, p.tokens // at_once)
-    count = min(MOST_CHUNKS, rows) if gradient else rows
-    part, scored = Dim(f"{at_once}·V", logits.dim.elements // count), Dim("T/chunks", p.tokens // count)
     if not gradient:
+        part = Dim(f"{at_once}·V", logits.dim.elements * min(at_once, p.tokens) // p.tokens)
         itemsize = ops.FP32 if tape.autocast else logits.itemsize  # which autocast's log_softmax gives
         parts = [tape.new(part, itemsize, f"entropy of {at_once} rows") for _ in range(3)]
         del parts, flat  # ``logps``, its exp and their product die with each chunk (entropy_from_logits)
         return None
-    entropies = []
+    entropies, count = [], min(MOST_CHUNKS, max(1, p.tokens // at_once))
+    part, scored = Dim(f"{at_once}·V", logits.dim.elements // count), Dim("T/chunks", p.tokens // count)
     for chunk in ops.split(tape, flat, count, part):
         logps = loss_ops.log_softmax(tape, chunk, "log-softmax for the entropy")
         product = ops.mul(tape, ops.unary(tape, logps, "softmax for the entropy", saves="result"), logps, "entropy")

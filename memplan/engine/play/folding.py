@@ -118,7 +118,7 @@ class FoldedPlayer(Player):
         """The pass through the layers that are played."""
         if id(plan) not in self.short:
             again = plan.mode.recompute.without(self.fold.behind, self.fold.skipped)
-            mode = plan.mode._replace(recompute=again) if again.counts else plan.mode
+            mode = plan.mode._replace(recompute=again)
             self.short[id(plan)] = plan, plan._replace(spec=self.fold.without(plan.spec), mode=mode)
         return self.short[id(plan)][1]
 

@@ -227,8 +227,12 @@ def plan_of(traced: TracedPass) -> TowerPlan | None:
 
 
 def _beyond_logits(traced: TracedPass) -> int:
-    """What the head's backward makes beside the logits' gradient, where the gather ahead begins: nothing saved."""
-    plan, head = traced.plan, traced.tail.backward.get("head")
-    made = sum(size for tag, size in head.tags.items() if tag.category != "activations") if head else 0
+    """What the head's backward makes beside the logits' gradient, where the gather ahead begins: nothing saved. A loss
+    that writes that gradient over what it has saved makes none."""
+    plan, tail = traced.plan, traced.tail
+    saved, head, loss = tail.saved, tail.backward.get("head"), tail.backward.get("loss")
+    tags = head.tags.items() if head else ()
+    made = sum(max(0, size - saved.tags.get(tag, 0)) for tag, size in tags if tag.category != "activations")
     itemsize = 4 if plan.spec.logits_fp32 else plan.mode.numerics.autocast or plan.mode.numerics.itemsize
-    return max(0, made - plan.rows * plan.length * plan.spec.head.outputs * itemsize)
+    gradient = plan.rows * plan.length * plan.spec.head.outputs * itemsize
+    return max(0, made - (min(gradient, max(0, loss.size - saved.size)) if loss else gradient))

@@ -235,12 +235,17 @@ def enter_reductions(ledger: Ledger, engine: Held, traced: Sequence[TracedPass],
 
 
 def _while_it_runs_back(traced: TracedPass, parts: list[Part]) -> dict[str, Things]:
-    """By instant."""
+    """By instant. A layer that is unlike the one above it that has instants is also met at those of one like it."""
     name, saved, layers = traced.plan.name, traced.saved_before, parts[FIRST_LAYER:]
-    held = {f"{name}.final-norm-backward": parts[-1].things}
-    for i, below in pairwise((*traced.backward_layers, -1)):
+    held, last = {f"{name}.final-norm-backward": parts[-1].things}, traced.backward_layers
+    met: dict[int, list[int]] = {i: list(range(i, below, -1)) for i, below in pairwise((*last, -1))}
+    unlike = [(i, layer) for i in last for layer in met[i] if traced.layers[layer] is not traced.layers[i]]
+    for above, layer in unlike:
+        like = [i for i in last if i > above and traced.layers[i] is traced.layers[layer]]
+        met |= {i: [*met[i], layer] for i in like[-1:]}
+    for i in last:
         instants = [instant for instant, _ in traced.layer_instants(i)]
-        most = max(range(i, below, -1), key=lambda layer: layers[layer].total + saved[layer])
+        most = max(met[i], key=lambda layer: layers[layer].total + saved[layer])
         held |= dict.fromkeys(instants, layers[most].less(saved[i] - saved[most]))
     tied = traced.tail.head_gradient if traced.plan.ties_head else 0
     held[f"{name}.vision-backward"] = parts[TOWER].things
