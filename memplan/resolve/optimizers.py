@@ -8,7 +8,7 @@ from memplan.spec.groups import OptimizerChoice, OptimizerSettings
 from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR
 from memplan.spec.model import ModelSpec
-from memplan.tables.optimizers import HF_TRAINERS, IN_BACKWARD, VARIANTS, find_optimizer
+from memplan.tables.optimizers import HF_TRAINERS, VARIANTS, find_optimizer, refusals_of
 from memplan.tables.styles import Fused, Optimizer
 from memplan.tables.trainer import Trainer
 
@@ -79,11 +79,10 @@ def _in_backward(row: Optimizer, implementation: str) -> Optimizer:
     return row._replace(
         fused_backward=Fused(2 * copies, 4 * copies, waits=False),
         shardings=("none",),
-        refusals={
-            **dict.fromkeys(("ddp", "zero", "fsdp", "fsdp2", "distributed-optimizer"), IN_BACKWARD),
-            "accumulation": "it updates weights in every micro-step",
-            "passes": "it updates weights in every backward, and the second would see them changed",
-        },
+        refusals=refusals_of(
+            "ddp=in-backward zero=in-backward fsdp=in-backward fsdp2=in-backward distributed-optimizer=in-backward "
+            "accumulation=each-micro-step passes=each-backward"
+        ),
     )
 
 

@@ -1,48 +1,40 @@
 """Rows of a table that are text: what each says beside the row that it begins with.
 
-``[name since]`` begins a row, ``[name since < name since]`` one that is as another but for what stands below it: fields
-as ``field=value``, several in a line, where a word alone is true; of a group behind its name, ``group: field=value``.
-Lists, mappings and sentences have a line each, ``field: value`` or ``group.field: value``; indented lines go on."""
+``[name since]`` begins a row, ``[name since < name since]`` one that is as another but for what stands below it (behind
+the name may be another field): fields as ``field=value``, several in a line, where a word alone is true; of a group
+behind its name, ``group: field=value``. Lists, mappings and sentences have a line each, ``field: value`` or
+``group.field: value``; indented lines go on."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from memplan.tables.texts import parts_of
+from memplan.tables.texts import Lazily, parts_of
 from memplan.units import pairs_of, parse_size
 
 _Row = TypeVar("_Row")
 _NAMED = re.compile(r"([\w.]+):(?: (.*))?")
 
 
-class Rows(Mapping[str, _Row]):
-    """The rows of the text beside a module, by name and ``since``: NamedTuples whose first field is the name, and a
-    later one ``since``. Each is read when it is first asked for: a start needs few of them."""
+class Rows(Lazily[str, _Row]):
+    """The rows of the text beside a module, by name and ``second``: NamedTuples whose first field is the name. Each is
+    read when it is first asked for: a start needs few of them."""
 
-    def __init__(self, module: str, kind: type[_Row], **named: Callable[[str], Any]) -> None:
-        """``named``: what a value stands for, by field."""
+    def __init__(self, module: str, kind: type[_Row], second: str = "since", **named: Callable[[str], Any]) -> None:
+        """``second``: the field behind the name; ``named``: what a value stands for, by field."""
         headings = ((heading.partition(" < "), text) for heading, text in parts_of(module).items())
         self.parts = {own: (under, text) for (own, _, under), text in headings}
-        self.make, self.named, self.fields = kind, named, kind.__annotations__
-        self.groups: dict[str, Any] = {name: of for name, of in self.fields.items() if hasattr(of, "_fields")}
-        self.read: dict[str, _Row] = {}
+        self.kind, self.second, self.named, self.fields = kind, second, named, kind.__annotations__
+        several = {name: (of, *get_args(of)) for name, of in self.fields.items()}
+        groups = ((name, each) for name, of in several.items() for each in of if hasattr(each, "_fields"))
+        self.groups: dict[str, Any] = dict(groups)
+        super().__init__(self.parts, self._row)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getitem__(self, own: str) -> _Row:
-        if own not in self.read:
-            self.read[own] = self._row(own, *self.parts[own])
-        return self.read[own]
-
-    def _row(self, own: str, under: str, text: str) -> _Row:
-        fields, groups, named, make = self.fields, self.groups, self.named, cast("Any", self.make)
-        name, _, since = own.partition(" ")
-        found: dict[str, Any] = {next(iter(fields)): name, "since": value_of(since, fields["since"])}
+    def _row(self, own: str) -> _Row:
+        (under, text), fields, groups, named = self.parts[own], self.fields, self.groups, self.named
+        name, _, second = own.partition(" ")
+        found: dict[str, Any] = {next(iter(fields)): name, self.second: value_of(second, fields[self.second])}
         inner: dict[str, dict[str, Any]] = {}
         for key, said in said_in(text, groups):
             group, _, field = key.rpartition(".")
@@ -52,13 +44,14 @@ class Rows(Mapping[str, _Row]):
                 found[key] = named[key](said) if key in named else value_of(said, fields[key])
         base: Any = self[under] if under else None
         for group, values in inner.items():
-            found[group] = getattr(base, group)._replace(**values) if base else groups[group](**values)
-        return base._replace(**found) if base else make(**found)  # type: ignore[no-any-return]
+            before = getattr(base, group, None)
+            found[group] = before._replace(**values) if before else groups[group](**values)
+        return base._replace(**found) if base else cast("Any", self.kind)(**found)  # type: ignore[no-any-return]
 
 
-def rows_in(module: str, kind: type[_Row]) -> tuple[_Row, ...]:
+def rows_in(module: str, kind: type[_Row], second: str = "since", **named: Callable[[str], Any]) -> tuple[_Row, ...]:
     """All of them."""
-    return tuple(Rows(module, kind).values())
+    return tuple(Rows(module, kind, second, **named).values())
 
 
 def said_in(text: str, groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

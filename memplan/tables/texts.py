@@ -2,10 +2,37 @@
 
 import json
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from memplan.units import pairs_of
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class Lazily(Mapping[_Key, _Value]):
+    """A mapping whose keys are known, and whose values are made when they are first asked for."""
+
+    def __init__(self, keys: Iterable[_Key], make: Callable[[_Key], _Value]) -> None:
+        self._keys, self._make, self._made = dict.fromkeys(keys), make, dict[_Key, _Value]()
+
+    def __getitem__(self, key: _Key) -> _Value:
+        if key not in self._made:
+            if key not in self._keys:
+                raise KeyError(key)
+            self._made[key] = self._make(key)
+        return self._made[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
 
 def lines_of(module: str) -> list[str]:

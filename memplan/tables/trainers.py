@@ -1,13 +1,13 @@
 """Trainers by name, eras in order: what each fills in for a silent job, and how it computes log-probabilities."""
 
 import re
-from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from memplan.tables.rows import Rows, said_in
-from memplan.tables.texts import json_value, parts_of
+from memplan.tables.texts import Lazily, json_value, parts_of
 from memplan.tables.trainer import Trainer, version_key
 from memplan.units import by_word
 
@@ -26,29 +26,10 @@ def _switches() -> dict[str, Switched]:
     return found
 
 
-class Eras(Mapping[str, tuple[Trainer, ...]]):
-    """Those of each trainer."""
-
-    def __init__(self, rows: Rows[Trainer]) -> None:
-        self.rows, self.headings = rows, dict[str, list[str]]()
-        self.read = dict[str, tuple[Trainer, ...]]()
-        for heading in rows:
-            self.headings.setdefault(heading.partition(" ")[0], []).append(heading)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.headings)
-
-    def __len__(self) -> int:
-        return len(self.headings)
-
-    def __getitem__(self, name: str) -> tuple[Trainer, ...]:
-        if name not in self.read:
-            self.read[name] = tuple(self.rows[heading] for heading in self.headings[name])
-        return self.read[name]
-
-
-_named = dict.fromkeys(("switches", "switches_over_several"), lambda name: _switches()[name])
-TRAINERS = Eras(Rows(__file__, Trainer, **_named))
+_named: dict[str, Any] = dict.fromkeys(("switches", "switches_over_several"), lambda name: _switches()[name])
+_ROWS = Rows(__file__, Trainer, **_named)
+_ERAS = {name: [*each] for name, each in groupby(_ROWS, lambda heading: heading.partition(" ")[0])}
+TRAINERS = Lazily(_ERAS, lambda name: tuple(_ROWS[heading] for heading in _ERAS[name]))
 SHOWN_HEADS = by_word(
     {
         "selective": """selective-kernel flash-cross-entropy flash-cross-entropy-in-place

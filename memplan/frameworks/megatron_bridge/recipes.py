@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from memplan.tables.texts import lines_of
+from memplan.tables.texts import Lazily, lines_of
 from memplan.units import pairs_of
 
 TABLE = tuple(lines_of(__file__))
@@ -44,22 +44,13 @@ _GPUS = re.compile(r"_(\d+)gpu(?:_h100_bf16)?")
 _LONG = re.compile(r"(.+)_(\d+k)_(pretrain|sft|finetune)")
 
 
-class _Rows:
-    """The table, taken apart when it is first asked."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, tuple[str, dict[str, Any]]] = {}
-
-    def find(self, name: str) -> tuple[str, dict[str, Any]] | None:
-        """A row by its name."""
-        if not self._rows:
-            for line in TABLE:
-                own, model, *words = line.split()
-                self._rows[own] = (model.strip("-"), _settings(own, words))
-        return self._rows.get(name)
+def _read(name: str) -> tuple[str, dict[str, Any]]:
+    model, *words = _LINES[name]
+    return model.strip("-"), _settings(name, words)
 
 
-_ROWS = _Rows()
+_LINES = {own: words for own, *words in map(str.split, TABLE)}
+_ROWS = Lazily(_LINES, _read)
 
 
 def _settings(name: str, words: list[str]) -> dict[str, Any]:
@@ -83,5 +74,5 @@ def recipe(name: str) -> tuple[str, dict[str, Any]] | None:
     long = _LONG.fullmatch(bare)
     bare = f"{long.group(1)}_{long.group(3)}_{long.group(2)}" if long else bare
     bare, old = re.sub(r"_(finetune|peft)(?=_|$)", "_sft", bare), "_finetune" in bare
-    smaller = _ROWS.find(f"{bare}@{gpus.group(1)}") if gpus else _ROWS.find(f"{bare}@8") if old else None
-    return smaller or _ROWS.find(bare)
+    smaller = _ROWS.get(f"{bare}@{gpus.group(1)}") if gpus else _ROWS.get(f"{bare}@8") if old else None
+    return smaller or _ROWS.get(bare)
