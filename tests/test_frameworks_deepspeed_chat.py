@@ -66,10 +66,35 @@ def test_a_main_py_without_its_folder_is_asked_about(tmp_path: Path) -> None:
     assert checked(tmp_path, bare + "--num_padding_at_beginning 1").job["method"] == "reward"
 
 
-def test_ppo_is_named(tmp_path: Path) -> None:
-    text = "deepspeed main.py --actor_model_name_or_path a --actor_zero_stage 3 --critic_zero_stage 3"
-    found = checked(tmp_path, text)
-    assert (found.fits, found.text) == ("error", "DeepSpeed-Chat's PPO is not modelled")
+PPO = (
+    "deepspeed --num_gpus 8 main.py --actor_model_name_or_path smollm2-360m --critic_model_name_or_path smollm2-135m "
+    "--max_prompt_seq_len 128 --per_device_mini_train_batch_size 2 --per_device_train_batch_size 2 "
+)
+
+
+def test_ppo_has_four_models(tmp_path: Path) -> None:
+    found = checked(tmp_path, PPO + "--actor_zero_stage 3 --critic_zero_stage 3 --offload_reference_model")
+    assert (found.fits, found.warnings) == ("yes", ())
+    roles = [(each["role"], each["model"]) for each in found.job["extra_models"]]
+    assert roles == [("critic", "smollm2-135m"), ("reward", "smollm2-135m")]
+    keys = ("method", "batch_size", "sequence_length", "completion_length", "sharding", "reference", "loss_head")
+    assert [found.job[key] for key in keys] == ["ppo", 2, 384, 256, "zero3", "offloaded", "log-softmax"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("--critic_zero_stage 3", "critic_zero_stage"),
+        ("--enable_hybrid_engine", "hybrid engine"),
+        ("--actor_gradient_checkpointing", "actor_gradient_checkpointing"),
+        ("--critic_lora_dim 8 --only_optimize_lora", "critic_lora_dim"),
+    ],
+)
+def test_what_ppo_holds_beside_what_is_counted_is_told(tmp_path: Path, more: str, told: str) -> None:
+    found = checked(
+        tmp_path, PPO + "--actor_zero_stage 2 " + ("" if "critic_zero" in more else "--critic_zero_stage 2 ") + more
+    )
+    assert (found.fits, told in found.text) == ("unclear", True)
 
 
 def test_evaluation_has_a_batch_of_its_own_and_dropout_is_told(tmp_path: Path) -> None:

@@ -314,6 +314,7 @@ def test_a_file_of_another_machine_is_the_one_of_its_last_names() -> None:
     found = checked("llamafactory-cli train /workspace/configs/sft.yaml\n", "run.sh")
     assert (found.fits, found.job["batch_size"], found.job["attention"]) == ("yes", 2, "flash"), found.text
     assert any("configs/sft.yaml is taken for it" in each for each in found.warnings)
+    assert checked("llamafactory-cli train $HOME/mine/configs/sft.yaml\n", "run.sh").fits == "yes"
     assert checked("llamafactory-cli train /workspace/other/sft.yaml\n", "run.sh").fits == "error"
     Path("deep").mkdir()
     Path("configs").rename("deep/configs")

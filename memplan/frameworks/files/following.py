@@ -20,7 +20,7 @@ from memplan.frameworks.files.sourced import MAX_BYTES, project_of, roots_of
 if TYPE_CHECKING:
     from memplan.frameworks.draft import Draft
 
-_ROOT = re.compile(r"^\$(\{\w+\}|\w+)/")
+_ROOT = re.compile(r"^(~|\$(\{\w+\}|\w+))/")
 """A folder that only the machine knows."""
 
 
@@ -50,9 +50,7 @@ def program_at(base: str, program: str) -> str:
     where it is no file's name, or a module's that is not here. Of a path of another machine the end that lies here; of
     one that lies nowhere the file of its name beside the command's own."""
     if program.endswith(".py"):
-        away = program.startswith("/") and not os.path.isfile(program)
-        parts = program.split("/") if away or _ROOT.match(program) else []
-        ends = ["/".join(parts[place:]) for place in range(max(len(parts) - 3, 2 if away else 1), len(parts))]
+        ends = [] if os.path.isfile(program) else ends_of(program)
         if found_at(base, program) is None:
             ends += [f"{folder}/{program}" for folder in _gone_to(base)]
             ends += [name] if (Path(base).parent / (name := posixpath.basename(program))).is_file() else []
@@ -74,6 +72,13 @@ def _gone_to(script: str) -> list[str]:
 
 MOST_PARTS = 6
 """Of a path of another machine, from its end, that are looked for in the project."""
+
+
+def ends_of(reference: str, least: int = 1) -> list[str]:
+    """Of a path of another machine, ``/home/me/repo/a.py`` or ``$ROOT/repo/a.py``, its ends of so many parts, the
+    longest first; nothing of another."""
+    parts = reference.split("/") if reference.startswith("/") or _ROOT.match(reference) else []
+    return ["/".join(parts[place:]) for place in range(max(1, len(parts) - MOST_PARTS), len(parts) - least + 1)]
 
 
 _VARIABLES = re.compile(r"(?:\$(?:\{[^{}]*\}|\d|[A-Za-z_]\w*))+")
@@ -111,11 +116,12 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", hint)
     said = settings.paths.get(f"{settings.prefix}{key}", settings.path)  # an option over a file is its command's
     path = found_at(said, name) or found_at(settings.path, name)
-    away = path is None and name.startswith("/")  # another machine's: its last parts may lie here; one beside the file
+    away = path is None and (
+        name.startswith("/") or name != reference
+    )  # another machine's: its last parts may lie here
     if away:
-        parts = name[1:].split("/")
-        least = 1 if (Path(settings.path).parent / parts[-1]).is_file() else 2
-        ends = ("/".join(parts[place:]) for place in range(max(0, len(parts) - MOST_PARTS), len(parts) - least + 1))
+        beside = (Path(settings.path).parent / posixpath.basename(name)).is_file()
+        ends = ends_of(reference, 1 if beside else 2)
         path = next(filter(None, (found_at(settings.path, end) for end in ends)), None)
     if path is not None:
         shown = os.path.relpath(path)

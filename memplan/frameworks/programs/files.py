@@ -10,7 +10,7 @@ from pathlib import Path
 
 from memplan.errors import MemplanError
 from memplan.frameworks.files.documents import Document, Settings
-from memplan.frameworks.files.following import open_reference
+from memplan.frameworks.files.following import ends_of, open_reference
 from memplan.frameworks.files.sourced import project_of
 from memplan.frameworks.programs.values import LIBRARIES
 
@@ -91,7 +91,8 @@ def lying(folder: str, reference: str) -> Document | None:
 
 
 def _is(folder: str, reference: str) -> bool:
-    return any(os.path.isfile(os.path.join(each, reference)) for each in around(folder))
+    names = (reference, *ends_of(reference, 2))  # of another machine's path the end that lies here
+    return any(os.path.isfile(os.path.join(each, name)) for name in names for each in around(folder))
 
 
 def _of_here(reference: str) -> str:

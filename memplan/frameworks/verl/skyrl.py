@@ -50,9 +50,28 @@ def as_verl(settings: Settings, draft: Draft) -> Settings:
         if before in settings.lines:
             lines[other or name] = settings.lines[before]
             paths.update({other or name: settings.paths[before]} if before in settings.paths else {})
+    if given["trainer.placement.colocate_all"] is False and values["algorithm.adv_estimator"] == "gae":
+        values = _without_critic(values, given, draft, settings)
     if draft.facts.get("verl trainer") is None:
         draft.facts["verl trainer"] = "skyrl"
     return Settings(settings.path, values, lines, settings.prefix, paths)
+
+
+def _without_critic(
+    values: Mapping[str, Any], said: Mapping[str, Any], draft: Draft, settings: Settings
+) -> dict[str, Any]:
+    """The settings without the critic, which has GPUs of its own where not all is colocated (trainer.py: build_models):
+    no more than the policy's update, on as many GPUs."""
+    critic, policy = ([said.get(f"trainer.placement.{who}_num_{of}", 1) for of in ("gpus_per_node", "nodes")]
+                      for who in ("critic", "policy"))  # fmt: skip
+    key = "trainer.placement.colocate_all"
+    draft.remarks.append(
+        f"{settings.where(key)}: {key}: the critic has GPUs of its own: the policy's update is counted"
+    )
+    if critic != policy:
+        why = f"the critic has {' × '.join(map(str, critic))} GPUs of its own, which are not counted"
+        draft.warn("trainer.placement.critic_num_gpus_per_node", settings.where(key), why, "parallelism")
+    return {each: value for each, value in values.items() if not each.startswith("critic.")} | {"critic.enable": False}
 
 
 def _older(key: str) -> str:
@@ -79,10 +98,8 @@ def _made(said: Mapping[str, Any], newer: bool) -> Iterator[tuple[str, Any]]:
     """What verl has other words for, of several settings at once."""
     together = said["trainer.placement.colocate_all"] is not False
     megatron = said["trainer.strategy"] == "megatron"
-    yield (
-        f"{ACTOR}strategy",
-        "megatron" if megatron else "fsdp" if said["trainer.strategy"] == "fsdp" and not newer else "fsdp2",
-    )
+    word = str(said["trainer.strategy"])
+    yield f"{ACTOR}strategy", "fsdp2" if word == "fsdp" and newer else word
     lengths = [said.get(each, 512) for each in ("trainer.max_prompt_length", "generator.max_input_length")]
     yield "data.max_prompt_length", max((each for each in lengths if isinstance(each, int)), default=lengths[0])
     if "generator.sampling_params.max_generate_length" not in said:  # a script that has it from elsewhere
