@@ -214,7 +214,8 @@ def test_skyrl_is_read_as_verl(tmp_path: Path) -> None:
     assert (apart.rollout.placement, apart.rollout.num_gpus) == ("separate", 4)  # type: ignore[union-attr]
     critic = "trainer.algorithm.advantage_estimator=gae trainer.placement.colocate_all=false"
     found = read(tmp_path, f"{SKY} {critic} trainer.critic.model.path=x/y trainer.placement.critic_num_gpus_per_node=2")
-    assert (found.job.method, deciding(found)) == ("grpo", {"trainer.placement.critic_num_gpus_per_node": "parallelism"})
+    apart_of = {"trainer.placement.critic_num_gpus_per_node": "parallelism"}
+    assert (found.job.method, deciding(found)) == ("grpo", apart_of)
     assert "parallelism" in deciding(read(tmp_path, f"{SKY} trainer.strategy=deepspeed")).values()
     whole = "trainer.strategy=megatron trainer.policy.megatron_config.tensor_model_parallel_size=2"
     on = read(tmp_path, f"{SKY} {whole} megatron_config.policy.pipeline_model_parallel_size=2").job
