@@ -2,7 +2,9 @@
 
 The words come from the tables when the script is printed; completing never calls memplan."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from memplan.cli.parameters import Parameter, argument
@@ -137,54 +139,13 @@ def _case(what: str, variable: str, rows: Mapping[str, tuple[str, ...]]) -> str:
     return f'  case "{what}" in\n{"".join(lines)}  esac'
 
 
-def bash(found: Sequence[Completed]) -> str:
-    """The script for bash, where ``=`` is a word of its own."""
+def _filled(shell: str, found: Sequence[Completed]) -> str:
+    """The script beside this file, with commands, options and their words."""
     from memplan.cli.commands import COMMANDS
 
-    return f"""# Completion of memplan for bash.
-_memplan() {{
-  local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" command="${{COMP_WORDS[1]}}"
-  local at=$COMP_CWORD place=$COMP_CWORD takes= list= options=
-  COMPREPLY=()
-  if [ "$COMP_CWORD" = 1 ]; then
-    COMPREPLY=($(compgen -W '{" ".join((*COMMANDS, "--help", "--version"))}' -- "$cur"))
-    return
-  fi
-  if [ "$cur" = = ]; then cur=; at=$((at + 1)); fi
-  if [ "${{COMP_WORDS[at-1]}}" = = ]; then
-    prev="${{COMP_WORDS[at-2]}}" takes=1
-    case "${{COMP_WORDS[at-3]}}" in {"|".join(ASSIGNING)}) prev="--${{prev//_/-}}";; esac
-  fi
-{_cases(found)}  case "$cur" in -*) list="$options";; esac
-  COMPREPLY=($(compgen -W "$list" -- "$cur"))
-  case "${{COMPREPLY[0]}}" in *=) compopt -o nospace;; esac
-}}
-complete -o bashdefault -o default -F _memplan memplan
-"""
-
-
-def zsh(found: Sequence[Completed]) -> str:
-    """The script for zsh: a function of its completion system, to be sourced or put into $fpath as _memplan."""
-    from memplan.cli.commands import COMMANDS
-
-    return f"""#compdef memplan
-_memplan() {{
-  local prev="${{words[CURRENT-1]}}" command="${{words[2]}}" cur="${{words[CURRENT]}}"
-  local place=$((CURRENT - 1)) takes= list= options=
-  if [ "$CURRENT" = 2 ]; then
-    compadd -- {" ".join((*COMMANDS, "--help", "--version"))}
-    return
-  fi
-  if [[ "$cur" == *=* ]]; then
-    case "$prev" in {"|".join(ASSIGNING)}) prev="--${{${{cur%%=*}}//_/-}}";; *) prev="${{cur%%=*}}";; esac
-    compset -P '*='; cur="${{cur#*=}}" takes=1
-  fi
-{_cases(found)}  case "$cur" in -*) list="$options";; esac
-  case "$list" in *=*) compadd -S '' -- ${{=list}};; ?*) compadd -- ${{=list}};; esac
-  case "$cur" in -*) ;; *) [ -n "$takes" ] && [ -n "$list" ] || _files;; esac
-}}
-if [ "$funcstack[1]" = _memplan ]; then _memplan "$@"; else compdef _memplan memplan; fi
-"""
+    text = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
+    text = text.replace("@COMMANDS@", " ".join((*COMMANDS, "--help", "--version")))
+    return text.replace("@ASSIGNING@", "|".join(ASSIGNING)).replace("@CASES@", _cases(found))
 
 
 def fish(found: Sequence[Completed]) -> str:
@@ -210,4 +171,9 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
+SHELLS: dict[str, Callable[[Sequence[Completed]], str]] = {
+    "bash": partial(_filled, "bash"),
+    "zsh": partial(_filled, "zsh"),
+    "fish": fish,
+}
+"""For bash ``=`` is a word of its own; zsh's is to be sourced, or put into $fpath as _memplan."""

@@ -73,6 +73,22 @@ def settings_in(text: str, before: str = "") -> dict[str, Any]:
     return {f"{before}{name}": json_value(word) for name, word in pairs_of(text).items()}
 
 
+def settings_over(text: str, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The same, where a word alone stands for settings that are ``known`` by it."""
+    found: dict[str, Any] = {}
+    for word in text.split():
+        found |= known[word] if word in known else settings_in(word)
+    return found
+
+
+def settings_by_name(text: str) -> dict[str, dict[str, Any]]:
+    """``name: settings`` of each row, where a word alone is that of a row before it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, row in rows_of(text).items():
+        found[name] = settings_over(row, found)
+    return found
+
+
 def json_value(word: str) -> Any:
     """A number, list, true, false or null of JSON's; of any other word itself."""
     try:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from memplan.errors import InvalidJob
 from memplan.frameworks.draft import Draft
 from memplan.frameworks.files.documents import Settings
-from memplan.tables.texts import parts_of, rows_of, settings_in
+from memplan.tables.texts import parts_of, rows_of, settings_by_name, settings_over
 
 
 class Script(NamedTuple):
@@ -42,22 +42,13 @@ class Script(NamedTuple):
 
 
 def _scripts(parts: dict[str, str]) -> Iterator[Script]:
-    shared: dict[str, dict[str, Any]] = {}
-
-    def settings(text: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for word in text.split():
-            found |= shared.get(word) or settings_in(word)
-        return found
-
-    for name, text in rows_of(parts.pop("shared")).items():
-        shared[name] = settings(text)
+    shared = settings_by_name(parts.pop("shared"))
     for title, text in parts.items():
         rows: dict[str, Any] = dict(rows_of(text))
         marks = tuple(frozenset(each.split()) for each in rows.pop("marks", "").split(";") if each)
         rows |= dict.fromkeys(rows.pop("flags", "").split(), True)
         also = dict([rows.pop("also").split("=")]) if "also" in rows else {}
-        yield Script(title, marks, settings(rows.pop("defaults")), also=also, **rows)
+        yield Script(title, marks, settings_over(rows.pop("defaults"), shared), also=also, **rows)
 
 
 SCRIPTS = tuple(_scripts(parts_of(__file__)))

@@ -6,7 +6,7 @@ Source: OpenRLHF 0.11 cli/train_sft.py, train_dpo.py, train_rm.py, train_ppo_ray
 from typing import Any
 
 from memplan.frameworks.files.documents import words
-from memplan.tables.texts import parts_of, rows_of, settings_in
+from memplan.tables.texts import parts_of, rows_of, settings_by_name, settings_in
 from memplan.units import pairs_of, words_of
 
 _PARTS = parts_of(__file__)
@@ -15,18 +15,7 @@ SHARED: dict[str, Any] = settings_in(
     """train.batch_size=128 ds.zero_stage=2 ds.param_dtype=bf16 ds.attn_implementation=flash_attention_2 ds.lora.rank=0
     ds.lora.alpha=16 ds.lora.dropout=0.0 ds.lora.target_modules=all-linear optim=adam"""
 )
-PROGRAMS: dict[str, dict[str, Any]] = {
-    "sft": {"method": "sft", "train.micro_batch_size": 8, "data.max_len": 2048},
-    "prm": {"method": "sft", "train.micro_batch_size": 1, "data.max_len": 2048},
-    "dpo": {"method": "dpo", "train.micro_batch_size": 8, "data.max_len": 512},
-    "kto": {"method": "dpo", "train.micro_batch_size": 8, "data.max_len": 2048},
-    "rm": {"method": "reward", "train.micro_batch_size": 1, "data.max_len": 512},
-    "ppo_ray": settings_in(
-        """method=ppo train.micro_batch_size=1 data.max_len=2048 train.max_tokens_per_gpu=16192 rollout.batch_size=1024
-        algo.advantage.estimator=gae algo.kl.init_coef=0.01 rollout.n_samples_per_prompt=1 rollout.temperature=1.0
-        actor.num_nodes=1 actor.num_gpus_per_node=8 actor.optim=adam critic.optim=adam"""
-    ),
-}
+PROGRAMS = settings_by_name(_PARTS["programs"])
 OLDER: dict[str, Any] = settings_in(
     "prompt_max_len=1024 rollout.max_new_tokens=1024 train.micro_batch_size=4 rollout.micro_batch_size=8"
 )
