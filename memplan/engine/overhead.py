@@ -14,6 +14,7 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.nccl import enter_communicators
 from memplan.spec.gpu import Gpu
 from memplan.spec.recipe import Recipe
+from memplan.tables.texts import texts_by_name
 from memplan.units import GPU_ROUNDING, GiB, KiB, MiB
 
 CUBLAS_LARGE_BYTES = 8 * 4096 * KiB
@@ -109,24 +110,15 @@ class Context(NamedTuple):
     source: str
 
 
-MESSAGES = "out-of-memory messages of public threads"
+def _context(row: str) -> Context:
+    low, expected, high, source = row.split(maxsplit=3)
+    return Context(int(low), int(expected), int(high), source)
+
+
 EAGER = "pytorch#86509, unsloth-zoo#1053, stas00/ml-engineering debug/pytorch.md"
-CONTEXTS = {
-    "5.2": Context(307, 320, 845, "a guess from 6.1"),
-    "6.0": Context(307, 320, 580, "two out-of-memory messages of P100s in public logs (317 and 324 MiB); high as 8.6"),
-    "6.1": Context(307, 320, 845, "a guess from 6.0; high as 8.0"),
-    "7.0": Context(360, 379, 590, f"four {MESSAGES}, V100"),
-    "7.5": Context(110, 144, 260, f"six {MESSAGES}, T4"),
-    "8.0": Context(490, 522, 845, f"five {MESSAGES}, A100"),
-    "8.6": Context(250, 360, 580, f"eight {MESSAGES}, RTX 3090, A5000 and A6000"),
-    "8.9": Context(200, 480, 655, f"seven {MESSAGES}, RTX 4090 and L40S"),
-    "9.0": Context(520, 670, 945, f"five {MESSAGES}, H100 and H200"),
-    "10.0": Context(520, 700, 1450, "a guess from 9.0"),
-    "10.3": Context(520, 700, 1450, "a guess from 9.0"),
-    "12.0": Context(490, 500, 945, f"one of the {MESSAGES}, RTX 5090; high as 9.0"),
-}
+CONTEXTS = {card: _context(row) for card, row in texts_by_name(__file__).items()}
 """By compute capability."""
-ANY = Context(110, 550, 1450, f"all of the {MESSAGES}; {EAGER}")
+ANY = Context(110, 550, 1450, f"all of the out-of-memory messages of public threads; {EAGER}")
 """An NVIDIA card that is not named: a CUDA that loads every kernel at once (before 11.7) takes 0.7 to 1.4 GiB."""
 OTHERS = Context(300, 900, 2048, "a guess")
 """Runtime contexts of other makers: none published; rocBLAS's kernels alone are 200 MiB (tensorflow-upstream#2490)."""

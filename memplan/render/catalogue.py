@@ -6,6 +6,7 @@ from typing import Any
 
 from memplan.lang import Name
 from memplan.render.blocks import Column, Heading, Table
+from memplan.tables.texts import parts_of, rows_of
 from memplan.units import format_bytes, format_count, pairs_of
 
 Rows = list[dict[str, Any]]
@@ -116,36 +117,10 @@ LISTS: dict[str, Callable[[], Rows]] = {
     for each in (gpus, clusters, models, jobs, methods, optimizers, trainers, precisions, frameworks, terms)
 }
 
-SHOWN = {
-    "gpus": ("name", "title", "memory_bytes", "usable_bytes", "bf16_tflops", "memory_bandwidth_gbps"),
-    "clusters": ("name", "gpus_per_node", "gpu", "host_memory_bytes", "between_gbps", "title"),
-    "models": ("name", "parameters", "family", "hub_id"),
-    "jobs": ("name", "model", "method", "num_gpus", "gpu"),
-    "methods": ("name", "title", "sequences_per_example", "reference"),
-    "optimizers": ("name", "title", "states_like_the_weights", "bytes_per_element", "implementations"),
-    "trainers": ("name", "since", "title", "loads_fp32", "autocast", "gradient_checkpointing"),
-    "precisions": ("name", "title", "weights", "gradients", "master", "states"),
-    "frameworks": ("name", "title", "version", "emits"),
-    "terms": ("name", "title", "categories"),
-}
+_PARTS = parts_of(__file__)
+SHOWN = {what: names.split() for what, names in rows_of(_PARTS["shown"]).items()}
 """The columns of the text, in order; the data forms have all."""
-
-WORDS = {
-    "memory_bytes": "memory",
-    "usable_bytes": "usable",
-    "bf16_tflops": "TFLOPS",
-    "memory_bandwidth_gbps": "GB/s",
-    "hub_id": "Hub id",
-    "gpus_per_node": "GPUs",
-    "host_memory_bytes": "host\nmemory",
-    "between_gbps": "GB/s\nbetween",
-    "num_gpus": "GPUs",
-    "sequences_per_example": "sequences\nper example",
-    "states_like_the_weights": "states like\nthe weights",
-    "bytes_per_element": "other bytes\nper weight",
-    "loads_fp32": "fp32\nweights",
-    "gradient_checkpointing": "check-\npointing",
-}
+WORDS = {name: words.replace("|", "\n") for name, words in rows_of(_PARTS["words"]).items()}
 """Titles of columns whose names are too long for one."""
 _LAST_TO_GO = 3
 """So many columns stay, however narrow the screen."""
@@ -153,7 +128,7 @@ _LAST_TO_GO = 3
 
 def list_table(what: str, rows: Rows, width: int) -> list[Heading | Table]:
     """The rows as a table; where it is too wide, the last columns go."""
-    names = list(SHOWN[what])
+    names = SHOWN[what][:]
     table = _table(names, rows)
     while _natural_width(table) > width and len(names) > _LAST_TO_GO:
         names.pop()

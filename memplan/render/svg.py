@@ -6,6 +6,7 @@ What a kind of memory looks like: its colour in every picture, and its letter wh
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
 from memplan.errors import printable
@@ -35,21 +36,7 @@ def ink(category: str) -> Ink:
 WIDTH, LEFT, RIGHT = 1100, 68, 258
 LETTER = 6.6
 """Pixels of a letter of the small text, about."""
-STYLE = """
-  .ground { fill: #ffffff } .ink { fill: #1f2933 } .faint { fill: #52606d } .grid { stroke: #d9dfe5 }
-  .axis { stroke: #7b8794 } .mark { stroke: #1f2933; fill: #ffffff }
-  .plate { fill: #ffffff; fill-opacity: .86 } .limit { stroke: #b3261e; stroke-width: 2 }
-  .held { stroke: #1f2933; fill: none } .room { fill: #e4e9ee } .over { fill: #b3261e } .tip { fill: transparent }
-  text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "PingFang SC",
-    "Microsoft YaHei", "Noto Sans CJK SC", sans-serif }
-  .title { font-size: 17px; font-weight: 600 } .small { font-size: 12px } .bold { font-weight: 600 }
-  @media (prefers-color-scheme: dark) {
-    .ground { fill: #12181f } .ink { fill: #e4e9ee } .faint { fill: #9fb0c0 } .grid { stroke: #2c3743 }
-    .axis { stroke: #7b8794 } .mark { stroke: #e4e9ee; fill: #12181f }
-    .plate { fill: #12181f; fill-opacity: .86 } .limit { stroke: #f2b8b5 } .held { stroke: #e4e9ee; fill: none }
-    .room { fill: #2c3743 } .over { fill: #f2b8b5 }
-  }
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 Column = tuple[float, Mapping[str, int]]
 """A place from left to right, in the scale's own count, and bytes by category there."""

@@ -9,8 +9,8 @@ from memplan.frameworks.files.documents import words
 from memplan.frameworks.megatron.keys import DEFAULTS as OF_MEGATRON
 from memplan.frameworks.megatron.keys import DEFAULTS_OF_EXPERTS
 from memplan.frameworks.megatron.model import SHAPE
-from memplan.tables.texts import parts_of, settings_in
-from memplan.units import pairs_of, words_of
+from memplan.tables.texts import parts_of, rows_of, settings_in
+from memplan.units import by_word, pairs_of, words_of
 
 _PARTS = parts_of(__file__)
 
@@ -38,6 +38,8 @@ RENAMED = pairs_of(
     gated_linear_unit=swiglu add_bias_linear=bias_linear bucket_size=ddp_bucket_size"""
 )
 """Fields that Megatron's arguments call otherwise."""
+SHORT = by_word(rows_of(_PARTS["short"]))
+"""Options of the runner, and parameters of recipes (to 0.3), by the setting that they give."""
 FROZEN = re.compile(r"freeze_\w+")
 SHAPED = frozenset(SHAPE) - words(
     "max_position_embeddings rotary_base rotary_percent norm_epsilon init_method_std normalization"

@@ -11,6 +11,7 @@ from memplan.frameworks.commands.launch import Launch, launches
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import open_reference
+from memplan.frameworks.megatron_bridge.keys import SHORT
 from memplan.frameworks.programs.files import might_be
 from memplan.frameworks.programs.follow import followed, known_of
 from memplan.frameworks.programs.launch import with_options
@@ -18,7 +19,6 @@ from memplan.frameworks.programs.run import Known
 from memplan.frameworks.programs.values import Place, Thing, Unknown, known, plain
 from memplan.frameworks.shell.reader import options_of, scalar
 from memplan.frameworks.verl.source import flat, referred
-from memplan.units import by_word
 
 RUNNERS = ("run_recipe.py", "setup_experiment.py", "train.sh", "launch_with_nemo_run.py")
 _OVERRIDE = re.compile(
@@ -32,27 +32,6 @@ _TELLING = (
     "model.tensor_model_parallel_size",
     "ddp.use_megatron_fsdp",
 )
-SHORT = by_word(
-    {
-        "train.micro_batch_size": "mb micro_batch_size",
-        "train.global_batch_size": "gb global_batch_size",
-        "dataset.seq_length": "sl seq_length",
-        "model.tensor_model_parallel_size": "tp tensor_model_parallel_size tensor_parallelism",
-        "model.pipeline_model_parallel_size": "pp pipeline_model_parallel_size pipeline_parallelism",
-        "model.context_parallel_size": "cp context_parallel_size context_parallelism",
-        "model.virtual_pipeline_model_parallel_size": """vp virtual_pipeline_model_parallel_size
-            virtual_pipeline_parallelism""",
-        "model.expert_model_parallel_size": "ep expert_model_parallel_size expert_parallelism",
-        "model.expert_tensor_parallel_size": "etp expert_tensor_parallel_size expert_tensor_parallelism",
-        "model.sequence_parallel": "sequence_parallel sequence_parallelism",
-        "mixed_precision": "precision_config",
-        "hf_model_path": "hf_path",
-        "peft": "peft peft_scheme",
-        "mode": "mode",
-        "packed_sequence": "packed_sequence",
-    }
-)
-"""Options of the runner, and parameters of recipes (to 0.3), by the setting that they give."""
 RECIPE, STEM, OVER = "recipe", "recipe_model", "?over"
 """Keys under which the recipe's name stands, or its beginning (``--model qwen3_8b --mode sft``), and the line where a
 program puts a file's settings over its config."""

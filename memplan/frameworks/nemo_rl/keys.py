@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.frameworks.files.documents import words
 from memplan.frameworks.megatron.keys import SIZES as OF_MEGATRON
-from memplan.tables.texts import parts_of, settings_in
+from memplan.tables.texts import parts_of, settings_in, told_in
 
 _PARTS = parts_of(__file__)
 POLICY = "policy."
@@ -33,21 +33,10 @@ SIZES = {
     "megatron_cfg": tuple(OF_MEGATRON.items()),
 }
 """Backend -> its sizes and the job's."""
-ON: dict[str, tuple[str, str, bool]] = {
-    "policy.dtensor_cfg.dp_replicate_size": ("states are counted as sharded over all GPUs", "parallelism", False),
-    "policy.megatron_cfg.fp8_cfg.enabled": ("products in fp8 are not counted", "precision", False),
-    "policy.megatron_cfg.use_fused_linear_logprobs": ("logits are counted whole", "loss", True),
-    "policy.megatron_cfg.use_linear_ce_fusion_loss": ("logits are counted whole", "loss", True),
-    "policy.megatron_cfg.defer_fp32_logits": ("what is held of them in half precision is not counted", "", False),
-    "policy.megatron_cfg.fine_grained_activation_offloading": (
-        "activations are counted on the card", "checkpointing", True),
-    "policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp": (
-        "states are counted under the distributed optimizer", "parallelism", False),
-    "policy.draft.enabled": ("the draft model is not counted", "model", False),
-    "policy.logprob_chunk_size": ("log-probabilities are counted at once", "loss", True),
-    "policy.quant_cfg": ("fake quantisation is not counted", "quantisation", False),
-}  # fmt: skip
-"""What bears where it is on, and is not modelled: why, what it decides, whether what is counted takes no less."""
+ON = told_in(_PARTS["on"])
+"""What bears where it is on, and is not modelled: what it decides, and why."""
+LESS = words(_PARTS["less"])
+"""Of these, where what is counted takes no less."""
 _OF_POLICY = words(_PARTS["of-policy"])
 _OF_MEGATRON = words(_PARTS["of-megatron"])
 HARMLESS = {f"policy.{name}" for name in _OF_POLICY} | {f"policy.megatron_cfg.{name}" for name in _OF_MEGATRON}

@@ -15,7 +15,7 @@ from memplan.frameworks.common.generating import count_larger, put
 from memplan.frameworks.files.documents import Document, words
 from memplan.frameworks.nemo_rl.batch import read_batch
 from memplan.frameworks.nemo_rl.engine import GENERATION, read_engine
-from memplan.frameworks.nemo_rl.keys import DEFAULTS, HARMLESS, METHODS, ON, ONLINE, PARENT, POLICY, SIZES, STAGES
+from memplan.frameworks.nemo_rl.keys import DEFAULTS, HARMLESS, LESS, METHODS, ON, ONLINE, PARENT, POLICY, SIZES, STAGES
 from memplan.frameworks.nemo_rl.source import of_document, trainings
 from memplan.frameworks.own_words.names import OTHERS, bound_images
 
@@ -269,11 +269,11 @@ def _value(keys: Keys, backend: str) -> None:
 def _close(keys: Keys, megatron: bool) -> None:
     """What is on and not modelled, and names that NeMo RL does not have; of the backend in use, and beside both."""
     off = DTENSOR if megatron else MEGATRON
-    for key, (why, decides, above) in ON.items():
+    for key, (decides, why) in ON.items():
         value = keys.get(key)
         if key.startswith(off) or not (value is True or value not in (None, False, 0, 1, "none")):
             continue
-        if above:
+        if key in LESS:
             keys.bound(key, f"{why}, which takes more", decides)
         else:
             keys.warn(key, why, decides)

@@ -3,10 +3,8 @@
 Source: allenai/open-instruct@e6c3044 (August 2026) open_instruct/finetune.py, dpo_tune_cache.py, dpo_utils.py,
 reward_modeling.py, grpo_fast.py, grpo_utils.py, utils.py, mason.py; @2025-03 and @2024-02 for the names that went."""
 
-from typing import Any
-
 from memplan.frameworks.files.documents import words
-from memplan.tables.texts import parts_of, settings_in
+from memplan.tables.texts import parts_of, settings_by_name
 from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
@@ -25,29 +23,8 @@ ELSEWHERE = words(
 OWN_NAMES = words("dpo_tune_cache dpo_tune grpo_fast grpo_vllm_thread_ray_gtrl ppo_vllm_thread_ray_gtrl")
 """Names of programs that nobody else has, whatever folder they are in."""
 
-_SHARED: dict[str, Any] = settings_in(
-    """gradient_accumulation_steps=1 per_device_train_batch_size=8 gradient_checkpointing=false use_flash_attn=true
-    fused_optimizer=true use_lora=false lora_rank=64 lora_alpha=16 lora_dropout=0.1 torch_dtype=bfloat16"""
-)
-_GRPO: dict[str, Any] = _SHARED | settings_in(
-    "deepspeed_stage=0 deepspeed_zpg=8 num_learners_per_node=1 load_ref_policy=true temperature=1.0 beta=0.05"
-)
-_THREAD: dict[str, Any] = _GRPO | settings_in(_PARTS["thread"])
+DEFAULTS = settings_by_name(_PARTS["defaults"])
 """@2025-08 grpo_vllm_thread_ray_gtrl.py, ppo_vllm_thread_ray_gtrl.py."""
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "finetune": _SHARED,
-    "dpo_tune_cache": {**_SHARED, "loss_type": "dpo_norm", "concatenated_forward": True},
-    "dpo_tune": {**_SHARED, "loss_type": "dpo", "concatenated_forward": True},
-    "reward_modeling": _SHARED
-    | settings_in(
-        """per_device_train_batch_size=1 gradient_accumulation_steps=8 max_token_length=512 torch_dtype=auto
-        use_flash_attn=false fused_optimizer=false"""
-    ),
-    "grpo_fast": {**_GRPO, "pack_length": 512},
-    "grpo_vllm_thread_ray_gtrl": _THREAD,
-    "ppo_vllm_thread_ray_gtrl": _THREAD,
-}
-
 TARGETS = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
 
 STAGE_2, STAGE_3 = (f"ds_configs/stage{stage}_no_offloading_accelerate.conf" for stage in (2, 3))

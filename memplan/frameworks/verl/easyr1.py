@@ -12,42 +12,13 @@ from typing import Any, NamedTuple
 
 from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.project.copies import in_copy
-from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
+from memplan.frameworks.verl.keys import ACTOR, REF, moved, places_of
 from memplan.tables.texts import parts_of, settings_in
 from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
-OF_MODEL = pairs_of(
-    """model_path=path enable_gradient_checkpointing trust_remote_code tokenizer_path lora.rank=lora_rank
-    lora.alpha=lora_alpha lora.target_modules=target_modules lora.exclude_modules=exclude_modules"""
-)
-OF_ACTOR = pairs_of(_PARTS["of-actor"])
-OF_ROLLOUT = words(
-    "name n temperature dtype gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs enforce_eager"
-)
-NAMES = (
-    {f"worker.actor.model.{key}": f"{MODEL}{name}" for key, name in OF_MODEL.items()}
-    | {f"worker.actor.{key}": f"{ACTOR}{name}" for key, name in OF_ACTOR.items()}
-    | {f"worker.critic.model.{key}": f"critic.model.{name}" for key, name in OF_MODEL.items()}
-    | {
-        "worker.actor.padding_free": f"{MODEL}use_remove_padding",
-        "worker.actor.micro_batch_size_per_device_for_experience": f"{ROLLOUT}log_prob_micro_batch_size_per_gpu",
-        "worker.critic.micro_batch_size_per_device_for_update": "critic.ppo_micro_batch_size_per_gpu",
-        "worker.critic.ulysses_size": "critic.ulysses_sequence_parallel_size",
-        "worker.critic.fsdp.torch_dtype": "critic.model.fsdp_config.model_dtype",
-        "worker.critic.fsdp.fsdp_size": "critic.model.fsdp_config.fsdp_size",
-        "worker.critic.fsdp.enable_full_shard": "critic.model.fsdp_config.reshard_after_forward",
-        "worker.critic.offload.offload_params": "critic.model.fsdp_config.param_offload",
-        "worker.critic.offload.offload_optimizer": "critic.model.fsdp_config.optimizer_offload",
-        "worker.critic.offload.param_offload": "critic.model.fsdp_config.param_offload",
-        "worker.critic.offload.optimizer_offload": "critic.model.fsdp_config.optimizer_offload",
-        "worker.ref.fsdp.enable_full_shard": f"{REF}fsdp_config.reshard_after_forward",
-        "algorithm.use_kl_loss": f"{ACTOR}use_kl_loss",
-        **{f"worker.rollout.{name}": f"{ROLLOUT}{name}" for name in OF_ROLLOUT},
-        "worker.rollout.tensor_parallel_size": f"{ROLLOUT}tensor_model_parallel_size",
-    }
-)
+NAMES = places_of(_PARTS["places"])
 """EasyR1's settings and verl's that they are."""
 DEFAULTS: dict[str, Any] = settings_in(_PARTS["defaults"])
 BEFORE = re.compile(
@@ -117,8 +88,7 @@ def own_defaults(path: str) -> dict[str, Any]:
 def as_verl(settings: Settings) -> Settings:
     """The settings under verl's names, each with its line; EasyR1's own defaults are in them."""
     values: dict[str, Any] = {}
-    lines = dict(settings.lines)
-    paths = dict(settings.paths)
+    said: dict[str, str] = {}
     older = OLDER if any(map(BEFORE.fullmatch, settings.values)) else {}
     for key, value in {**DEFAULTS, **older, **own_defaults(settings.path), **settings.values}.items():
         name = NAMES.get(key, key)
@@ -126,11 +96,10 @@ def as_verl(settings: Settings) -> Settings:
             continue
         values[name] = OPTIMIZERS.get(str(value), value) if name.endswith("optim.optimizer") else value
         if key in settings.lines:
-            lines[name] = settings.lines[key]
-            paths.update({name: settings.paths[key]} if key in settings.paths else {})
+            said[name] = key
     hosted = {settings.values.get(f"worker.ref.{key}") for key in ("fsdp.enable_cpu_offload", "offload.offload_params")}
     values[f"{REF}fsdp_config.param_offload"] = True in hosted or False not in hosted
     without = settings.values.get("algorithm.disable_kl") is True
     values["algorithm.use_kl_in_reward"] = not without  # in the loss or in the reward: a reference scores
     values[f"{ACTOR}use_kl_loss"] = not without and values.get(f"{ACTOR}use_kl_loss") is True
-    return Settings(settings.path, values, lines, settings.prefix, paths)
+    return moved(settings, values, said)

@@ -3,10 +3,12 @@
 Source: verl 0.9 trainer/config/ppo_trainer.yaml, sft_trainer_engine.yaml and the files they are made of;
 workers/engine/fsdp/transformer_impl.py."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from memplan.frameworks.files.documents import Settings
 from memplan.tables.texts import parts_of, settings_in
-from memplan.units import words_of
+from memplan.units import pairs_of, words_of
 
 ACTOR, ROLLOUT, MODEL, REF = (f"actor_rollout_ref.{group}." for group in ("actor", "rollout", "model", "ref"))
 _PARTS = parts_of(__file__)
@@ -28,3 +30,17 @@ LIKE_GRPO = words_of(
 )
 """Advantages of other kinds, which the update's memory does not feel."""
 OPTIMIZERS = {"adamw": "AdamW", "fusedadam": "Adam", "adam": "Adam", "sgd": "SGD", "muon": "Muon"}
+
+
+def places_of(text: str) -> dict[str, str]:
+    """Settings of another's and verl's that they are, of whose groups the long names (``ACTOR.strategy``)."""
+    groups = {"ACTOR": ACTOR, "ROLLOUT": ROLLOUT, "MODEL": MODEL, "REF": REF}
+    parted = ((own, of.partition(".")) for own, of in pairs_of(text).items())
+    return {own: f"{groups.get(head, f'{head}{dot}')}{rest}" for own, (head, dot, rest) in parted}
+
+
+def moved(settings: Settings, values: dict[str, Any], said: Mapping[str, str]) -> Settings:
+    """The settings with other values, each with the line of the name under which it is ``said``."""
+    lines = {name: settings.lines[own] for name, own in said.items()}
+    paths = {name: settings.paths[own] for name, own in said.items() if own in settings.paths}
+    return Settings(settings.path, values, {**settings.lines, **lines}, settings.prefix, {**settings.paths, **paths})

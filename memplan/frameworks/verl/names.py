@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from memplan.frameworks.files.documents import words
 from memplan.tables.texts import words_by_part
 
 _INNER = r"(?:fsdp_config|fsdp|engine|megatron|veomni|torchtitan|automodel|mindspeed)"
@@ -25,37 +24,10 @@ _QUIET = re.compile(
 )
 """Groups that the update's memory does not feel: scores, logs, checkpoints, what generates, data loaders."""
 _CHANGES = re.compile(r"(?:.*\.)?override_(?:\w+_)?config(?:\.(.+))?")
-HARMLESS_CHANGES = words(
-    """attention_dropout embd_pdrop resid_pdrop apply_rope_fusion gradient_accumulation_fusion masked_softmax_fusion
-    bias_activation_fusion bias_dropout_fusion deallocate_pipeline_outputs persist_layer_norm moe_grouped_gemm
-    moe_permute_fusion moe_aux_loss_coeff moe_z_loss_coeff moe_router_dtype moe_router_load_balancing_type
-    moe_router_bias_update_rate moe_shared_expert_overlap attention_backend use_flash_attn moe_enable_deepep
-    moe_token_dispatcher_type overlap_grad_reduce overlap_param_gather overlap_cpu_optimizer_d2h_h2d
-    model_config max_position_embeddings use_arbitrary_attention_mask moe_config.freeze_moe_router router_dtype
-    use_fused_swiglu use_fused_rotary_pos_emb"""
-)
-"""Of ``override_config`` and its like: what changes no shape."""
 NAMES: dict[str, frozenset[str]] = words_by_part(__file__)
-"""Group -> its names: the critic's model is a model, any engine's section an engine."""
-BEARING: dict[str, frozenset[str]] = {
-    "actor": words(
-        """freeze_vision_tower use_prefix_grouper qat.enable entropy_from_logits_with_chunking entropy_checkpointing
-        pad_to_length sum_pi_squared_checkpointing calculate_sum_pi_squared"""
-    ),
-    "model": words("tiled_mlp.enabled mtp.enable mtp.enable_train lora_adapter_path lora.rank exclude_modules"),
-    "engine": words(
-        """entropy_from_logits_with_chunking entropy_checkpointing qat.enable fsdp_size wrap_policy.min_num_params
-        use_no_sync_for_gradient_accumulation pad_to_length expert_parallel_size expert_model_parallel_size
-        expert_tensor_parallel_size virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage
-        use_megatron_fsdp enable_fsdp_offload enable_async_activation_offload activation_gpu_limit enable_fp8
-        cpu_offload data_parallel_replicate_size dp_replicate_size defer_fsdp_grad_sync"""
-    ),
-    "optim": words(
-        """use_precision_aware_optimizer main_grads_dtype exp_avg_dtype exp_avg_sq_dtype master_weights
-        store_param_remainders master_weight_dtype use_layer_wise_distributed_optimizer"""
-    ),
-}
-"""Those that bear on what is trained, and are not understood unless a reader takes them."""
+"""Group -> its names: the critic's model is a model, any engine's section an engine. Behind ``bearing`` those that bear
+on what is trained, and are not understood unless a reader takes them; ``changes``: of ``override_config`` and its like,
+what changes no shape."""
 
 
 def place(key: str) -> tuple[str, str]:
@@ -78,11 +50,11 @@ def sense(key: str) -> str:
     change = _CHANGES.fullmatch(key)
     if change:
         name = (change.group(1) or "model_config").rpartition("model_config.")[2]
-        return "harmless" if of_others or name in HARMLESS_CHANGES else "bearing"
+        return "harmless" if of_others or name in NAMES["changes"] else "bearing"
     group, name = place(key)
     if name not in NAMES.get(group, frozenset()):
         return "unknown"
-    return "bearing" if name in BEARING.get(group, frozenset()) and not of_others else "harmless"
+    return "bearing" if name in NAMES.get(f"bearing {group}", frozenset()) and not of_others else "harmless"
 
 
 def repeated(values: Mapping[str, Any]) -> set[str]:

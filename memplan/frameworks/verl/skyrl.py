@@ -11,15 +11,13 @@ from typing import Any
 from memplan.frameworks.base import Draft
 from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.project.copies import in_copy
-from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT
+from memplan.frameworks.verl.keys import ACTOR, MODEL, REF, ROLLOUT, moved, places_of
 from memplan.tables.texts import parts_of, settings_in
-from memplan.units import pairs_of
 
 _PARTS = parts_of(__file__)
 
-PLACES = pairs_of(_PARTS["places"])
-"""What its sections are called in verl; of ``actor``, ``rollout``, … the long names."""
-_LONG = {"ACTOR": ACTOR, "ROLLOUT": ROLLOUT, "MODEL": MODEL, "REF": REF}
+PLACES = places_of(_PARTS["places"])
+"""What its sections are called in verl."""
 DEFAULTS: dict[str, Any] = settings_in(_PARTS["defaults"])
 QUIET = words(_PARTS["quiet"])
 """Its own settings, by their last names, that memory does not feel beyond what is read of them."""
@@ -39,22 +37,20 @@ def as_verl(settings: Settings, draft: Draft) -> Settings:
     usual = DEFAULTS | ({f"{GENERATOR}enforce_eager": True} if eager and eager[1] == "true" else {})
     said = {_older(key): (key, value) for key, value in settings.values.items()}
     given = {**usual, **{name: value for name, (_, value) in said.items()}}
-    values, lines, paths = dict(_made(given, newer)), dict(settings.lines), dict(settings.paths)
+    values, moves = dict(_made(given, newer)), dict[str, str]()
     for name, value in given.items():
         other = _name(name)
         if other:
             values.setdefault(other, value)
         elif name in said and name.rpartition(".")[2] not in QUIET and not GROUPS.fullmatch(name):
             values[name] = value
-        before = said.get(name, (name, None))[0]
-        if before in settings.lines:
-            lines[other or name] = settings.lines[before]
-            paths.update({other or name: settings.paths[before]} if before in settings.paths else {})
+        if (before := said.get(name, (name, None))[0]) in settings.lines:
+            moves[other or name] = before
     if given["trainer.placement.colocate_all"] is False and values["algorithm.adv_estimator"] == "gae":
         values = _without_critic(values, given, draft, settings)
     if draft.facts.get("verl trainer") is None:
         draft.facts["verl trainer"] = "skyrl"
-    return Settings(settings.path, values, lines, settings.prefix, paths)
+    return moved(settings, values, moves)
 
 
 def _without_critic(
@@ -88,9 +84,7 @@ def _name(key: str) -> str:
     """The name in verl; empty for what is read otherwise, or not at all."""
     for own, of in PLACES.items():
         if key == own or (own.endswith(".") and key.startswith(own)):
-            head, _, rest = of.partition(".")
-            name = _LONG[head] + rest if head in _LONG else of
-            return name + key[len(own) :]
+            return of + key[len(own) :]
     return ""
 
 
