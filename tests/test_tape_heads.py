@@ -111,6 +111,12 @@ def test_a_score_head_has_no_logits() -> None:
     assert logits(largest(found.forward)) == logits(largest(found.backward)) == 0
 
 
+def test_a_value_head_beside_the_vocabularys_makes_logits_that_nobody_reads() -> None:
+    """LLaMA-Factory's rewards: trl 0.9 models/modeling_value_head.py casts all logits to fp32 and returns them."""
+    found = tail(Head(Loss("value-head")), BF16)
+    assert (logits(largest(found.forward)), logits(largest(found.backward))) == (6, 0)
+
+
 def test_a_fused_head_has_a_tile_and_fp32_gradients_in_place_of_logits() -> None:
     """trl 1.16: a tile of 4096 × 32768 elements, 4 h per token, the head's gradient in fp32 and in half precision."""
     spec = model(hidden_size=1024, head_dim=256, vocab_size=65536)

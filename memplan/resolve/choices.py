@@ -17,9 +17,14 @@ from memplan.tables.trainer import Trainer
 from memplan.units import GiB, ceil_div
 
 
-def with_method_head(method: Method, spec: ModelSpec) -> ModelSpec:
+def has_value_head(method: Method, trainer: Trainer) -> bool:
+    """Whether scores come of a head of the trainer's own beside the vocabulary's, which projects every token too."""
+    return method.score_head and trainer.loss.heads.get(method.name) == "value-head"
+
+
+def with_method_head(method: Method, trainer: Trainer, spec: ModelSpec) -> ModelSpec:
     """The model with the head that the method trains. Raises InvalidJob where transformers has no such class."""
-    if not method.score_head:
+    if not method.score_head or has_value_head(method, trainer):
         return spec
     if not spec.classifies:
         raise InvalidJob(

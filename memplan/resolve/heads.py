@@ -1,6 +1,7 @@
 """Which program turns hidden states into a loss, in which dtype, and what the trainer's code holds beside it."""
 
 from memplan.errors import InvalidJob
+from memplan.resolve.choices import has_value_head
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split, Stored
 from memplan.spec.groups import Loss, LossCode
@@ -96,7 +97,7 @@ def _without_program(job: Job, method: Method, trainer: Trainer, stored: Stored,
     if method.score_head:
         _check_score(job)
         notes.fill("loss_head", "score", "default")
-        return Loss("score")
+        return Loss("value-head" if has_value_head(method, trainer) else "score")
     own, degrees = job.own_loss, (job.tensor_parallel, job.pipeline_parallel, job.context_parallel)
     for bad, what in (
         (method.name != "sft", f"method {method.name}"),

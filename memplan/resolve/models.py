@@ -64,7 +64,7 @@ def what_trains(given: JobInput, job: Job, notes: Notes) -> tuple[Method, Traine
         notes.remark(f"trainer_version: {job.trainer_version} decides nothing: {why}")
     check_task(job, method, trainer, spec, notes)
     spec = as_class_runs(job, trainer, spec, notes)
-    spec = as_trainer_ties(trainer, with_method_head(method, spec), notes)
+    spec = as_trainer_ties(trainer, with_method_head(method, trainer, spec), notes)
     return method, trainer, trained_without_dropout(job, trainer, spec, notes)
 
 

@@ -21,6 +21,8 @@ from memplan.tables.trainers import SHOWN_HEADS
 from memplan.units import DTYPE_BYTES
 
 KEY = "router_aux_loss"
+WITHOUT_WORD = ("score", "value-head", "own")
+"""Heads that no job names."""
 READING = ("model", "always", "recorded")
 """Ways of a trainer whose loss can have the term (``Loss.router_term`` of its row)."""
 OWN_BALANCE = ("fused", "chunked-nll")
@@ -127,7 +129,7 @@ def _given(job: Job, recipe: Recipe) -> dict[str, Any]:
         given = part.model_dump(mode="json", exclude_unset=True, exclude_none=True) if part.model_fields_set else {}
         if given:
             values[key] = given
-    if recipe.loss.head in ("score", "own"):
+    if recipe.loss.head in WITHOUT_WORD:
         return {key: value for key, value in values.items() if key not in ("loss_head", "logits_dtype")}
     return values
 
@@ -135,7 +137,7 @@ def _given(job: Job, recipe: Recipe) -> dict[str, Any]:
 def _head(job: Job, recipe: Recipe) -> dict[str, Any]:
     """What the loss makes of logits; nothing where a scalar head has none."""
     loss, half = recipe.loss, recipe.storage.precision.dtype
-    if loss.head in ("score", "own"):
+    if loss.head in WITHOUT_WORD:
         return {}
     wide = "fp32" if loss.to_fp32 or half == "fp32" else "auto" if half == "fp16" else "bf16"
     shown = SHOWN_HEADS.get(loss.head, loss.head)

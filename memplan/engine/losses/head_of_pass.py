@@ -24,8 +24,8 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
     """The head of a pass of the policy over ``rows`` sequences; without ``graph`` it is scored only. ``evaluated``: it
     is the pass whose loss an evaluation wants, by the same code as in training."""
     code = recipe.loss.code
-    if recipe.loss.head == "score":
-        return Head(Loss("score"))
+    if recipe.loss.head in ("score", "value-head"):
+        return Head(Loss(recipe.loss.head))
     if not recipe.divided.last:
         return Head(Loss("hidden"))
     whole = (graph or evaluated) and rows == recipe.rows

@@ -26,7 +26,7 @@ class Head(NamedTuple):
 
     loss: Loss
     """The recipe's, without what this pass does not do. Its head is a key of ``LOGITS_PROGRAMS`` or
-    ``FUSED_PROGRAMS``, 'score', or 'hidden' (no head at all)."""
+    ``FUSED_PROGRAMS``, 'score', 'value-head', or 'hidden' (no head at all)."""
     scored_tokens: int = 0
     hidden_bytes: int = 0
     """Bytes per token of hidden states that the outputs hold besides, of all layers together."""
@@ -155,6 +155,14 @@ ENTROPIES: Programs[Callable[[Pass, Tensor, bool, bool], Tensor | None]] = Progr
 def mean_loss(p: Pass, log_probabilities: Tensor) -> Tensor:
     """From log-probabilities to a scalar: bytes per token only, kept as one storage."""
     return routing_ops.reduce(p.tape, log_probabilities, Dim("1", 1), "loss")
+
+
+def reward(p: Pass, logits: Tensor, hidden: Tensor, beside: bool) -> Tensor:
+    """A score head's loss; ``beside`` the vocabulary's head the value head reads the hidden states, and the logits are
+    cast for nobody (trl 0.9 models/modeling_value_head.py: ``lm_logits.float()``)."""
+    if beside:
+        ops.cast(p.tape, logits, ops.FP32, "logits in fp32")
+    return mean_loss(p, hidden if beside else logits)
 
 
 def sft_term(p: Pass, logits: Tensor, copied: bool = True) -> Tensor:

@@ -65,9 +65,9 @@ def tail_forward(
         if whole.leaving is not None and head.program != "repeated-cross-entropy":
             logits = whole.leaving(logits)
         balance = None if within or not whole.routers else load_balancing_loss(whole, spec)
-    if head.program == "score":
+    if head.program in ("score", "value-head"):
         with tape.at("loss"):
-            return heads.mean_loss(p, logits), [], []
+            return heads.reward(p, logits, states[0], head.program == "value-head"), [], []
     inputs.append(logits)
     returned = spec.tower is not None and spec.tower.loss_within  # the head's own forward has, when the loss is made
     model_locals = states if within and not returned else []
