@@ -138,7 +138,8 @@ def _sharding(args: Any) -> dict[str, Any]:
     if kind == "DEEPSPEED":
         stage = int(state.deepspeed_plugin.zero_stage)
         offload = state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {})
-        moved = [what for key, what in DEEPSPEED_OFFLOAD.items() if _is_offloaded(offload.get(key))]
+        devices = {what: (offload.get(key) or {}).get("device", "none") for key, what in DEEPSPEED_OFFLOAD.items()}
+        moved = [what for what, device in devices.items() if device != "none"]
         return {"num_gpus": ranks, "zero_stage": stage, **({"offload": moved} if moved else {})}
     if kind == "FSDP":
         two = getattr(state.fsdp_plugin, "fsdp_version", 1) == 2
@@ -147,10 +148,6 @@ def _sharding(args: Any) -> dict[str, Any]:
 
 
 DEEPSPEED_OFFLOAD = {"offload_optimizer": "optimizer", "offload_param": "parameters"}
-
-
-def _is_offloaded(settings: Any) -> bool:
-    return bool(settings) and settings.get("device", "none") != "none"
 
 
 def _accelerate_state() -> Any:

@@ -140,7 +140,7 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         window=window,
         causal=not bidirectional,
         recurrent=_recurrent(mixer),
-        scanned=_scanned(mixer),
+        scanned=float(mixer.inner * mixer.state) if isinstance(mixer, StateSpace) else 0.0,
         between=norm_bytes(norms, layer.width, len(layer.dropout)),
         activated=(inner * ACTIVATION + clamped * (CLAMPED - ACTIVATION), inner * ACTIVATION_FUSED),
         turned=(turned * TURN, turned * TURN_FUSED),
@@ -243,10 +243,6 @@ def _recurrent(mixer: AnyMixer | None) -> float:
     if isinstance(mixer, Lightning):
         return 4.0 * mixer.heads * mixer.head_dim * (mixer.block / 2 + mixer.head_dim)
     return 0.0
-
-
-def _scanned(mixer: AnyMixer | None) -> float:
-    return float(mixer.inner * mixer.state) if isinstance(mixer, StateSpace) else 0.0
 
 
 class ModelWork(NamedTuple):

@@ -112,6 +112,11 @@ class Draft:
             )
         self.values[key], self.origins[key] = value, origin
 
+    def of_version(self, version: str, why: str) -> None:
+        """The trainer's version; that of an option is stronger."""
+        self.options = {"trainer_version": version, **self.options}
+        self.put("trainer_version", version, Origin(DEFAULT, why))
+
     def warn(
         self, key: str, where: str, why: str = "not understood", decides: str | None = None, hint: str = ""
     ) -> None:

@@ -60,15 +60,11 @@ LENT = {
 def words_of(text: str) -> tuple[str, ...]:
     """The words of a name or of a user's text, in order, those that tell nothing left out."""
     folded = text[:_LONGEST].lower().replace("_", "-").replace("max-q", "maxq")
-    folded = _JOINED.sub(lambda found: "-".join(filter(None, map(_suffix, found.groups()))), folded)
+    folded = _JOINED.sub(lambda found: "-".join(_SUFFIXES.get(each, each) for each in found.groups() if each), folded)
     folded = _GLUED.sub("rtx-", folded)
     words = (_SAME.get(word, word) for word in re.split(r"[\s\-/()]+", folded) if word)
     sized = (f"{word}b" if re.fullmatch(r"[0-9]+g", word) else word for word in words)
     return tuple(word for word in sized if word not in _NO_WORDS)
-
-
-def _suffix(word: str | None) -> str:
-    return _SUFFIXES.get(word or "", word or "")
 
 
 def _model(words: Iterable[str]) -> set[str]:

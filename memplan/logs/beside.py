@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from memplan.logs.deaths import Died
 from memplan.logs.measured import Figure, figures, unaccounted
 from memplan.logs.reading import Log
 from memplan.report import Report, plain
@@ -85,7 +84,7 @@ def compared(log: Log, report: Report | None, warnings: tuple[str, ...] = ()) ->
     """The log beside the job's report, where there is one."""
     found = figures(log)
     guess = estimated(report) if report is not None else {}
-    died = tuple(_death(each) for each in log.deaths if each.start in (0, log.starts))
+    died = tuple(Death(*each[:5]) for each in log.deaths if each.start in (0, log.starts))
     fits = report.verdict.fits if report is not None and report.verdict is not None else ""
     return Compared(
         log.path,
@@ -103,10 +102,6 @@ def compared(log: Log, report: Report | None, warnings: tuple[str, ...] = ()) ->
         report.job if report is not None else {},
         (*log.warnings, *warnings),
     )
-
-
-def _death(died: Died) -> Death:
-    return Death(died.instant, died.why, died.line, died.process, died.times)
 
 
 def _contradiction(died: tuple[Death, ...], fits: str, report: Report | None, started: bool) -> str:

@@ -100,14 +100,6 @@ def _saving(row: "CompareRow", baseline: str) -> str:
     return share if not round(row.saving * 10**6) else f"{'−' if row.saving > 0 else '+'} {share}"
 
 
-def _fits(row: "CompareRow") -> Cell:
-    return Span(row.fits, STYLES[row.fits]) if row.fits else ""
-
-
-def _speed(row: "CompareRow") -> str:
-    return f"{row.relative_speed:.2f}×" if row.relative_speed is not None else ""
-
-
 def _judged(comparison: "Comparison") -> bool:
     """Whether there is a card to fit."""
     return any(row.fits for row in comparison.rows)
@@ -134,7 +126,9 @@ def _columns(comparison: "Comparison", *titles: str) -> tuple[Column, ...]:
 def _row(comparison: "Comparison", row: "CompareRow", *figures: Cell) -> tuple[Cell, ...]:
     peak, saving = format_bytes(row.report.per_gpu.allocated_bytes, 1), _saving(row, comparison.baseline)
     drawn = [_dying(row)] if _drawn(comparison) else []
-    return (row.title, peak, saving, _speed(row), *figures, *drawn, *([_fits(row)] if _judged(comparison) else []))
+    speed = f"{row.relative_speed:.2f}×" if row.relative_speed is not None else ""
+    fits = [Span(row.fits, STYLES[row.fits]) if row.fits else ""] if _judged(comparison) else []
+    return (row.title, peak, saving, speed, *figures, *drawn, *fits)
 
 
 def _table(comparison: "Comparison", width: int) -> Iterator[Block]:

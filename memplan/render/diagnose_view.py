@@ -51,11 +51,8 @@ def _changes(found: Diagnosis, width: int) -> Iterator[Block]:
         yield from remedies_table(found.remedies[:MOST], width, host)
         return
     yield Heading("Change, cheapest first")
-    yield definitions([(each.title, _advice(each.write, each.why)) for each in found.advice])
-
-
-def _advice(write: str, why: str) -> str:
-    return f"{write} ({why})" if why else write
+    words = ((each, f" ({each.why})" if each.why else "") for each in found.advice)
+    yield definitions([(each.title, f"{each.write}{why}") for each, why in words])
 
 
 def _tensor(found: Diagnosis) -> Iterator[Block]:

@@ -35,7 +35,8 @@ def plan_blocks(found: "Plans", width: int) -> list[Block]:
     if found.instead:
         blocks += [Heading("With another change in its place"), _instead(found)]
     if found.answers:
-        blocks += [Heading("Answers"), definitions([(_question(each.question), each.words) for each in found.answers])]
+        answers = [(each.question.replace("_", " "), each.words) for each in found.answers]
+        blocks += [Heading("Answers"), definitions(answers)]
     if found.pareto:
         blocks += [Heading("Speed against memory"), _front(found)]
     if found.rejected:
@@ -156,10 +157,6 @@ def _instead(found: "Plans") -> Table:
         figures = f"{each.tokens_per_second:,.0f}", format_bytes(each.device_bytes, 1)
         rows.append((", ".join(each.training), each.name, *figures, f"--allow {each.allow}"))
     return Table(columns_of("change ~ | plan ~ | tokens/s > | needs > | to type"), tuple(rows))
-
-
-def _question(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _front(found: "Plans") -> Table:

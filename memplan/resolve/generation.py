@@ -60,7 +60,8 @@ def generator(job: Job, found: Recipe, whole: ModelSpec, notes: Notes) -> Genera
         (notes.assume if asked.engine else notes.remark)(words)
         return None
     said = asked.engine is not None
-    notes.assume(f"rollout: {_who(engine)} generates" + ("" if said else f", {found.trainer.title}'s default"))
+    who = {"hf": "the policy itself (transformers' generate)", "vllm": "vLLM", "sglang": "SGLang"}[engine]
+    notes.assume(f"rollout: {who} generates" + ("" if said else f", {found.trainer.title}'s default"))
     if engine == "hf":
         return _of_policy(job, found, whole)
     return _of_engine(job, asked, found, whole, row._replace(engine=engine), notes)
@@ -87,10 +88,6 @@ def _engine(asked: Rollout, row: Generation) -> Engine:
     if asked.mem_fraction_static is not None:
         return "sglang"
     return row.colocated if given and row.engine in ("none", "hf") else row.engine
-
-
-def _who(engine: str) -> str:
-    return {"hf": "the policy itself (transformers' generate)", "vllm": "vLLM", "sglang": "SGLang"}[engine]
 
 
 def _of_policy(job: Job, found: Recipe, whole: ModelSpec) -> Generator:

@@ -142,8 +142,10 @@ class Joint(NamedTuple):
     @property
     def engines_on_host(self) -> int:
         """Bytes on the host for one card's engines that sleep."""
-        figures = self.start.figures
-        engine = _asleep_on_host(self.of, figures) if figures is not None and not self.of.separate else 0
+        figures, of, engine = self.start.figures, self.of, 0
+        if figures is not None and not of.separate:
+            copied = figures.weights if of.sleep and of.engine == "sglang" and of.host_copy else 0
+            engine = figures.host_asleep or copied
         return engine + (self.start.scorer.host_asleep if self.start.scorer else 0)
 
     def asleep_in(self, phase: str) -> int:
@@ -159,10 +161,6 @@ def _phase(at: At) -> str:
     """start, rollout or sync; of a pass, that of its instant."""
     head = at.name.partition(".")[0]
     return head if head in ("start", "rollout", "sync", "reward") else phase_of(at.of) if "." in at.of else "forward"
-
-
-def _asleep_on_host(of: Generator, figures: "Figures") -> int:
-    return figures.host_asleep or (figures.weights if of.sleep and of.engine == "sglang" and of.host_copy else 0)
 
 
 def most(bands: Iterable[Band]) -> Band:

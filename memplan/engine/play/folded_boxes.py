@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
 
-from memplan.engine.play.boxes import Half, Question, played
+from memplan.engine.play.boxes import Question, played
 from memplan.engine.play.moments import Key, Moment, Things
 
 T = TypeVar("T")
@@ -91,17 +91,14 @@ def _run(question: Question) -> tuple[int, int]:
     layers, reference = question.policy.layers, question.reference
     if any(len(half.back) != len(layers) for half in question.halves):
         return 0, 0
-    kinds = zip(layers, reference.layers if reference else layers, *_flags(question.halves), strict=True)
+    flags = (each for half in question.halves for each in (half.back, half.nested) if each)
+    kinds = zip(layers, reference.layers if reference else layers, *flags, strict=True)
     at, best = 0, (0, 0)
     for _, same in groupby(kinds):
         count = len(list(same))
         best = max(best, (count - 2 * ENDS - 1, at + ENDS))
         at += count
     return (best[1], best[0]) if best[0] > 1 else (0, 0)
-
-
-def _flags(halves: tuple[Half, ...]) -> list[tuple[bool, ...]]:
-    return [flags for half in halves for flags in (half.back, half.nested) if flags]
 
 
 def _without(question: Question, first: int, left_out: int) -> Question:

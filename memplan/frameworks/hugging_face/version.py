@@ -101,8 +101,7 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
     if last and (not version or version_key(last) < version_key(version)):
         version, why = last, f"{settings.path}: TRL has no {method} after {last}"
     if version:
-        draft.options = {"trainer_version": version, **draft.options}
-        draft.put("trainer_version", version, Origin(DEFAULT, why))
+        draft.of_version(version, why)
     return version
 
 

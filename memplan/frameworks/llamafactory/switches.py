@@ -4,7 +4,7 @@ optimizers of its own switches; and which version it is."""
 from dataclasses import replace
 from typing import Any
 
-from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
+from memplan.frameworks.base import FILE, Draft, Keys, Origin
 from memplan.frameworks.common.image_bounds import fill_with_images
 from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.towers import reads_text_alone
@@ -154,5 +154,4 @@ def put_version(settings: Settings, draft: Draft) -> None:
         version = next(taking, list(BESIDE)[-1])
         why = f"{whose} takes transformers {beneath}, which LLaMA-Factory {version} came out beside"
     if version:
-        draft.options = {"trainer_version": version, **draft.options}
-        draft.put("trainer_version", version, Origin(DEFAULT, why))
+        draft.of_version(version, why)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from memplan.frameworks.programs.operators import written
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Function, Place, Thing, Unknown, root_of
+from memplan.frameworks.programs.values import Place, Thing, Unknown, root_of
 
 
 class Call(NamedTuple):
@@ -58,7 +58,7 @@ def forwarded(call: Call, module: Any) -> Any:
     if found is None:
         return call.unknown()
     before, last = len(call.run.things), found.node.body[-1]
-    made = call.run.invoke(Function(found.node, found.frame, found.path, module), call.args, call.named, call.place)
+    made = call.run.invoke(found.on(module), call.args, call.named, call.place)
     inner = last.value if isinstance(last, ast.Return) else None
     for each in call.run.things[before:] if inner is not None else ():
         if each.values.get("node") is inner:  # return self.model(**inputs): the outputs are the model's own

@@ -110,7 +110,7 @@ def _above(call: Call) -> Any:
     bases = [base for base in own.bases if isinstance(base, Class)] if own else []
     found = next((each for each in (base.method(call.name) for base in bases) if each), None)
     if found is not None:
-        return call.run.invoke(Function(found.node, found.frame, found.path, thing), call.args, call.named, call.place)
+        return call.run.invoke(found.on(thing), call.args, call.named, call.place)
     if call.name != "__init__":
         return call.unknown()
     names = [name for base in bases for name in base.all_fields()] or [f"*{number}" for number in range(len(call.args))]

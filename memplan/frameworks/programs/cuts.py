@@ -91,7 +91,7 @@ def _of_loaders(run: Run) -> Iterator[Function]:
     mine = [each for each in run.things if each.own is not None and each not in run.trainers]
     for thing in mine[:MOST_OBJECTS]:
         for method in filter(None, map(thing.own.method, LOADED_BY) if thing.own else ()):
-            yield Function(method.node, method.frame, method.path, thing)
+            yield method.on(thing)
 
 
 def _to_tokens(call: Call) -> bool:

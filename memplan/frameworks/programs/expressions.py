@@ -21,7 +21,6 @@ from memplan.frameworks.programs.values import (
     MAX_TEXT,
     Class,
     Frame,
-    Function,
     Method,
     Ref,
     Thing,
@@ -98,7 +97,7 @@ class Expressions(Tracing):
         if method is None:
             library = (thing.own is None or name in LEFT_OUT) and command is False
             return unknown_option(name, self.place(node)) if library else Method(thing, name, self.place(node))
-        bound = Function(method.node, method.frame, method.path, thing)
+        bound = method.on(thing)
         if any(isinstance(each, ast.Name) and each.id == "property" for each in method.node.decorator_list):
             return self.invoke(bound, [], {}, self.place(node))
         return bound
@@ -111,7 +110,7 @@ class Expressions(Tracing):
         if method is None:
             return Method(owner, name, self.place(node))
         first = [] if any(getattr(each, "id", "") == "staticmethod" for each in method.node.decorator_list) else [owner]
-        return Function(method.node, method.frame, method.path, first[0] if first else None)
+        return method.on(first[0] if first else None)
 
     def _call(self, node: ast.Call, frame: Frame) -> Any:
         return self.call(node, frame)

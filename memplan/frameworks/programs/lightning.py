@@ -11,7 +11,7 @@ from typing import Any
 
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.others import models_of
-from memplan.frameworks.programs.values import Function, Place, Ref, Thing, Unknown
+from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown
 
 TRAINER = "lightning.Trainer"
 NAMES = re.compile(r"(pytorch_lightning|lightning|lightning\.pytorch)\.Trainer")
@@ -43,7 +43,7 @@ def fitted(call: Call) -> Thing | None:
         if str(precision) in TRUE:
             run.put(inner, "cast", TRUE[str(precision)], call.place)
     run.within = (*before, *_autocast(precision, call.owner.places.get("precision", call.place)))
-    run.invoke(_bound(step, module), [Unknown("the batch", call.place), 0], {}, call.place)
+    run.invoke(step.on(module), [Unknown("the batch", call.place), 0], {}, call.place)
     run.within = before
     run.things += _sharded(str(said.get("strategy")), call.place)
     if type(devices := said.get("devices")) is int and devices > 0:
@@ -58,15 +58,11 @@ def fitted(call: Call) -> Thing | None:
     )
 
 
-def _bound(method: Function, owner: Thing) -> Function:
-    return Function(method.node, method.frame, method.path, owner)
-
-
 def _asked(call: Call, holder: Any) -> Iterator[Any]:
     """What a module's hooks, or a data module's, give."""
     for name in BEFORE if isinstance(holder, Thing) and holder.own else ():
         if (hook := holder.own.method(name)) is not None:
-            found = call.run.invoke(_bound(hook, holder), [], {}, call.place)
+            found = call.run.invoke(hook.on(holder), [], {}, call.place)
             yield found if name == "train_dataloader" else None
 
 

@@ -56,11 +56,6 @@ def _body(own: Class, name: str = "compute_loss") -> str:
     return "\n".join(ast.unparse(each) for each in found.node.body) if found else ""
 
 
-def _forwards(body: str) -> int:
-    """Calls of the model that the trainer hands on."""
-    return len(RUNS.findall(body))
-
-
 def _leaves_it(own: Class, name: str, method: str) -> bool:
     """Whether a method only looks on, and lets the trainer's own do the work; or the model, whose loss is the trainer's
     (``model(**inputs).loss``)."""
@@ -145,7 +140,7 @@ def _scored(own: Class, models: list[Thing]) -> int:
     both, or one for each; 0 for any other loss."""
     body = _body(own)
     one = all(SCORES.search(str(each.values["class"])) and each.values.get("num_labels") == 1 for each in models)
-    return min(_forwards(body), 2) if one and models and PAIRS.search(body) and not OTHERS.search(body) else 0
+    return min(len(RUNS.findall(body)), 2) if one and models and PAIRS.search(body) and not OTHERS.search(body) else 0
 
 
 def _other(whose: str, name: str, where: str, draft: Draft) -> None:
@@ -191,9 +186,7 @@ def put_losses(trainer: Thing, models: list[Thing], run: Run, draft: Draft) -> N
     if isinstance(given := trainer.values.get(key), Function):
         walk = partial(of_function, run, given, models, small=classes)
         put_walked(trainer, walk, key, str(trainer.places[key]), rows, classes, draft)
-    elif (
-        not changed and given is None and by in ("transformers", "sft") and truth(said.get(SMOOTHS, False)) is not False
-    ):
+    elif not changed and given is None and by in WALKED and truth(said.get(SMOOTHS, False)) is not False:
         walk = partial(of_smoother, run, models, small=classes)
         put_walked(trainer, walk, SMOOTHS, str(trainer.values["args"].places[SMOOTHS]), rows, classes, draft)
     elif given is not None:

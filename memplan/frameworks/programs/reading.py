@@ -89,8 +89,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
         version, why = "", ""  # what was gone before there was the method is a name of the program's own
     version = _modelled(version, method, trainer, draft)
     if version:
-        draft.options = {"trainer_version": version, **draft.options}
-        draft.put("trainer_version", version, Origin(DEFAULT, why))
+        draft.of_version(version, why)
     since = draft.version
     old = since < ((5,) if package == "transformers" else (0, 27))
     beneath = pins.get("transformers") or pinned(path, "transformers")[0] if package == "trl" else ""

@@ -141,7 +141,7 @@ class Run(Statements):
         for name in found.methods if isinstance(thing, Thing) else ():
             if name != "__init__" and id(found.methods[name].node) not in self.done:
                 method = found.methods[name]
-                self.invoke(Function(method.node, method.frame, method.path, thing), [], {}, self.place(node))
+                self.invoke(method.on(thing), [], {}, self.place(node))
 
     def put(self, owner: Any, name: str, value: Any, place: Place) -> None:
         """``owner.name = value``: under a condition that is not known, either the old or the new."""
@@ -264,12 +264,12 @@ class Run(Statements):
         if begin is None and isinstance(named.get("**"), Unknown):
             overlay(thing.values, named["**"])
         if begin is not None:
-            self.invoke(Function(begin.node, begin.frame, begin.path, thing), args, named, place)
+            self.invoke(begin.on(thing), args, named, place)
         for name, value in () if begin else [*zip(fields, args, strict=False), *named.items()]:
             thing.set(name, value, places.get(name, place))
         after = own.method("__post_init__")
         if begin is None and after is not None:
-            self.invoke(Function(after.node, after.frame, after.path, thing), [], {}, place)
+            self.invoke(after.on(thing), [], {}, place)
         return self.calls.constructed(self, thing, args, named, places)
 
     def _checked(self, own: Class, name: str, value: Any, place: Place) -> Any:

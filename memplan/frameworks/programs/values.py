@@ -95,6 +95,10 @@ class Function:
     bound: Any = None
     """The object that it is a method of."""
 
+    def on(self, owner: Any) -> Function:
+        """The method of an object."""
+        return Function(self.node, self.frame, self.path, owner)
+
 
 MODEL = re.compile(r"(PreTrainedModel|ForCausalLM|LMHeadModel|ForConditionalGeneration|ForSequenceClassification)$")
 """How the names of a library's classes end that are models for whom ``from_pretrained`` loads a checkpoint."""

@@ -3,7 +3,7 @@
 deepspeed 0.19: runtime/fp16/fused_optimizer.py, unfused_optimizer.py, runtime/bf16_optimizer.py,
 runtime/zero/stage_1_and_2.py, stage3.py."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.ledger import Ledger
@@ -92,13 +92,17 @@ def zero_tensors(recipe: Recipe, groups: list[Group]) -> tuple[list[tuple[Steppe
     here: list[tuple[Stepped, int]] = []
     away: list[tuple[Stepped, int]] = []
     for group in groups:
-        parts: Sequence[int] = [partition_elements(recipe, group)]
-        if zero.wrapper == "zero3":
-            parts = sub_groups(group, recipe.sharding.ranks, zero.sub_group_size)
-        off = moved(recipe, groups, group, parts)
-        for part, is_off in zip(parts, off, strict=True):
+        for part, is_off in _stepped_parts(recipe, groups, group):
             (away if is_off else here).append((flat(part, FP32), 1))
     return here, away
+
+
+def _stepped_parts(recipe: Recipe, groups: list[Group], group: Group) -> Iterator[tuple[int, bool]]:
+    """What one rank steps of a group: elements, and whether they are on the host."""
+    zero, parts = recipe.sharding.deepspeed, [partition_elements(recipe, group)]
+    if zero.wrapper == "zero3":
+        parts = list(sub_groups(group, recipe.sharding.ranks, zero.sub_group_size))
+    return zip(parts, moved(recipe, groups, group, parts), strict=True)
 
 
 def _enter_weights(ledger: Ledger, recipe: Recipe, groups: list[Group], owner: str) -> None:
@@ -207,11 +211,7 @@ def _enter_masters(ledger: Ledger, recipe: Recipe, groups: list[Group], of_owner
     zero, elements = recipe.sharding.deepspeed, 0
     for group in groups:
         if master_itemsize(recipe, weight_itemsize(recipe, group)):
-            parts: Sequence[int] = [partition_elements(recipe, group)]
-            if zero.wrapper == "zero3":
-                parts = sub_groups(group, recipe.sharding.ranks, zero.sub_group_size)
-            off = moved(recipe, groups, group, parts)
-            elements += sum(part for part, is_off in zip(parts, off, strict=True) if not is_off)
+            elements += sum(part for part, is_off in _stepped_parts(recipe, groups, group) if not is_off)
     over = f" / {recipe.sharding.ranks} ranks" if recipe.zero_stage and recipe.several else ""
     ledger.add(f"fp32 master weights{of_owner}", "master_weights", elements * FP32).formula(
         f"elements{over} × 4", elements, FP32

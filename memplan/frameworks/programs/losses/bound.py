@@ -65,7 +65,8 @@ def bound_of(start: Start, evaluate: Any, model_of: Any, inherited: bool, small:
     for itemsize, autocast in RUNS:
         script: list[bool] | None = []
         for _ in range(WAYS):
-            asked = Asked(_maker(itemsize, autocast, small), evaluate, model_of, called, inherited, script=script or [])
+            maker = (_Few if small else Maker)(itemsize, autocast)
+            asked = Asked(maker, evaluate, model_of, called, inherited, script=script or [])
             if _walked(start, asked):
                 most = {kind: max(size, asked.maker.peaks()[kind]) for kind, size in most.items()}
                 own = [each for model, each in asked.forwards if model.trained]
@@ -91,10 +92,6 @@ class _Few(Maker):
 
     def output(self, kind: str, rows: int, graph: bool) -> Held:
         return super().output(SMALL if kind == LOGITS else kind, rows, graph)
-
-
-def _maker(itemsize: int, autocast: int, small: bool) -> Maker:
-    return (_Few if small else Maker)(itemsize, autocast)
 
 
 def _walked(start: Start, asked: Asked) -> bool:
@@ -134,7 +131,7 @@ def of_method(run: Run, trainer: Thing, function: Function, models: list[Thing],
         of_trainer = Bound(trainer)
         walk = Walk(asked, {}, function.frame)
         given = {"return_outputs": False, "num_items_in_batch": asked.maker.number}
-        whole = Function(function.node, function.frame, function.path, of_trainer)
+        whole = function.on(of_trainer)
         return walk.inline(whole, [Model(models[0] if models else None, True), Batch()], given), None
 
     return bound_of(start, _quietly(run), lambda node: None, inherited, small)

@@ -104,7 +104,7 @@ def _module(walk: Walk, callee: Bound, args: list[Any], named: dict[str, Any]) -
         method = thing.own.method("forward") or thing.own.method("__call__")
         if method is None:
             raise NotBounded(thing.own.node.name)
-        return walk.inline(Function(method.node, method.frame, method.path, callee), args, named)
+        return walk.inline(method.on(callee), args, named)
     if TOKENIZER.search(thing.name) and args and (isinstance(args[0], Batch) or getattr(args[0], "rows", 0) == 1):
         return Batch(labels=False)  # of texts of the batch
     function = operations.MODULES.get(thing.last)

@@ -246,7 +246,7 @@ class Expressions:
             return Model(value if isinstance(value, Thing) else None, True) if trained else self._taken(value, name)
         method = thing.own.method(name) if thing.own else None
         if method is not None:
-            return Function(method.node, method.frame, method.path, owner)
+            return method.on(owner)
         if name in ("model", "model_wrapped"):
             return Model(None, True)
         return self._taken(Unknown(name, thing.place), name)
