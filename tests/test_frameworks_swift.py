@@ -296,6 +296,12 @@ def test_what_is_counted_from_above(tmp_path: Path, text: str, fits: str) -> Non
     assert checked(tmp_path, text).fits == fits
 
 
+def test_a_folder_of_no_name_is_the_model_of_its_type(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"swift sft --model_type qwen2-7b-instruct --model_id_or_path {tmp_path}/rotate_712 --dataset x\n")
+    assert read_target(str(file), {"num_gpus": 1, "sequence_length": 512}).job.model == "Qwen/Qwen2-7B"
+
+
 def test_a_head_for_classes_is_a_rewards_of_half_as_many_pairs(tmp_path: Path) -> None:
     text = f"{LORA} --per_device_train_batch_size 7 --use_liger_kernel true"
     found = drawn(tmp_path, f"{text} --task_type seq_cls --num_labels 3").values

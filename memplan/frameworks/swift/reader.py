@@ -5,12 +5,13 @@ Words tell the version whose defaults are taken: ``sft_type`` is of 2, ``train_t
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from memplan.frameworks.asking import GENERATES, MODEL, SEES_TOKENS, SUCH
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands.launch import launches, put_allocator
-from memplan.frameworks.common.local_models import within
+from memplan.frameworks.common.local_models import speaks_of_images, within
 from memplan.frameworks.files.documents import Document, Settings, document_of
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
@@ -134,9 +135,9 @@ def _model(keys: Keys) -> None:
     if "model" in keys.draft.given:
         put_quantised(keys, str(keys.get(name or "model_type") or ""))
         return
-    if not name:
-        said = keys.text("model_type")
-        known = within(said.replace("1half", "1.5")) if said else None
+    said, path = keys.text("model_type"), str(keys.get(name) or "") if name else ""
+    known = within(said.replace("1half", "1.5")) if said else None
+    if not name or (known and path[:1] in "/.~" and within(path) is None and not Path(path).exists()):
         if known is not None:
             why = f"{keys.settings.where('model_type')}: model_type {said}, ms-swift's own name, holds that of a model"
             keys.assume("model", known["hub_id"], why)
@@ -148,6 +149,7 @@ def _model(keys: Keys) -> None:
             if sees:
                 keys.draft.ask("images", where, "how many images an example has", f"add {SUCH['images']}")
         return
+    keys.draft.facts["sees"] = speaks_of_images(said or "")
     text = (keys.text(name) or "").replace("___", ".")  # as ModelScope writes a folder's name
     if name in ("load", "mcore_model"):
         text = text.rstrip("/").rsplit("/", 1)[-1].removesuffix("-mcore")
