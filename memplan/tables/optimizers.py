@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from memplan.tables.rows import rows_in
+from memplan.tables.rows import Rows, by_name
 from memplan.tables.styles import Optimizer
-from memplan.tables.texts import texts_by_name
+from memplan.tables.texts import Lazily, texts_by_name
 from memplan.units import pairs_of
 
 HF_TRAINERS = ("transformers", "trl", "llamafactory", "simpo-repo", "swift")
@@ -17,11 +17,11 @@ def refusals_of(text: str) -> dict[str, str]:
     return {way: REFUSALS[word] for way, word in pairs_of(text).items()}
 
 
-_ROWS = rows_in(__file__, Optimizer, "library", refusals=refusals_of, notes=lambda text: (text,))
-VARIANTS = {name: tuple(row for row in _ROWS if row.name == name) for name in dict.fromkeys(row.name for row in _ROWS)}
+_ROWS = Rows(__file__, Optimizer, "library", refusals=refusals_of, notes=lambda text: (text,))
+VARIANTS = by_name(_ROWS)
 """Every row of a name, the bare loop's first."""
-OPTIMIZERS = {name: rows[0] for name, rows in VARIANTS.items()}
-LIBRARIES = tuple(sorted({row.library for row in _ROWS}))
+OPTIMIZERS = Lazily(VARIANTS, lambda name: VARIANTS[name][0])
+LIBRARIES = tuple(sorted({heading.partition(" ")[2] for heading in _ROWS}))
 
 
 def find_optimizer(name: str, trainer: str, library: str = "") -> Optimizer | None:

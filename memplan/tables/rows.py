@@ -49,9 +49,17 @@ class Rows(Lazily[str, _Row]):
         return base._replace(**found) if base else cast("Any", self.kind)(**found)  # type: ignore[no-any-return]
 
 
-def rows_in(module: str, kind: type[_Row], second: str = "since", **named: Callable[[str], Any]) -> tuple[_Row, ...]:
+def rows_in(module: str, kind: type[_Row]) -> tuple[_Row, ...]:
     """All of them."""
-    return tuple(Rows(module, kind, second, **named).values())
+    return tuple(Rows(module, kind).values())
+
+
+def by_name(rows: Rows[_Row]) -> Lazily[str, tuple[_Row, ...]]:
+    """All of each name, in their order."""
+    headings: dict[str, list[str]] = {}
+    for heading in rows:
+        headings.setdefault(heading.partition(" ")[0], []).append(heading)
+    return Lazily(headings, lambda name: tuple(rows[heading] for heading in headings[name]))
 
 
 def said_in(text: str, groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

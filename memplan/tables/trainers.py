@@ -2,12 +2,11 @@
 
 import re
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from memplan.tables.rows import Rows, said_in
-from memplan.tables.texts import Lazily, json_value, parts_of
+from memplan.tables.rows import Rows, by_name, said_in
+from memplan.tables.texts import json_value, parts_of
 from memplan.tables.trainer import Trainer, version_key
 from memplan.units import by_word
 
@@ -27,9 +26,7 @@ def _switches() -> dict[str, Switched]:
 
 
 _named: dict[str, Any] = dict.fromkeys(("switches", "switches_over_several"), lambda name: _switches()[name])
-_ROWS = Rows(__file__, Trainer, **_named)
-_ERAS = {name: [*each] for name, each in groupby(_ROWS, lambda heading: heading.partition(" ")[0])}
-TRAINERS = Lazily(_ERAS, lambda name: tuple(_ROWS[heading] for heading in _ERAS[name]))
+TRAINERS = by_name(Rows(__file__, Trainer, **_named))
 SHOWN_HEADS = by_word(
     {
         "selective": """selective-kernel flash-cross-entropy flash-cross-entropy-in-place
