@@ -7,7 +7,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.accelerate.write import ZERO_FILE, machines_of, run_script, stage_of, zero_config
 from memplan.frameworks.axolotl.keys import ATTENTION_FLAGS, METHODS, TRANSFORMERS_VERSION, TRL_VERSION
 from memplan.frameworks.base import File, Writing
-from memplan.frameworks.hugging_face.write import attention, optim
+from memplan.frameworks.hugging_face.write import attention, optim, optim_arguments
 from memplan.spec.job import Job
 from memplan.spec.lora import ALL_LINEAR
 
@@ -72,12 +72,7 @@ def _training(job: Job) -> dict[str, Any]:
         values["activation_offloading"] = True
     if job.eval_batch_size is not None:
         values |= {"eval_batch_size": job.eval_batch_size, "val_set_size": HELD_OUT}
-    own = job.optimizer_args.model_dump(exclude_none=True)
-    pairs = ", ".join(f"{key}={own[key]}" for key in ("rank", "update_proj_gap") if key in own)
-    if pairs:
-        values["optim_args"] = pairs
-    if "targets" in own:
-        values["optim_target_modules"] = own["targets"] if isinstance(own["targets"], str) else list(own["targets"])
+    values |= optim_arguments(job)
     if job.method == "simpo":
         values["cpo_alpha"] = 1.0 if job.sft_term else 0.0
     elif job.sft_term and job.method == "dpo":

@@ -33,12 +33,7 @@ def arguments(job: Job) -> dict[str, Any]:
             "use_reentrant": job.gradient_checkpointing_reentrant,
             **some_layers(job),
         }
-    own = job.optimizer_args.model_dump(exclude_none=True)
-    pairs = ", ".join(f"{key}={own[key]}" for key in ("rank", "update_proj_gap") if key in own)
-    if pairs:
-        values["optim_args"] = pairs
-    if "targets" in own and job.optimizer in ("galore", "apollo"):
-        values["optim_target_modules"] = own["targets"] if isinstance(own["targets"], str) else list(own["targets"])
+    values |= optim_arguments(job)
     if job.compile:
         values["torch_compile"] = True
     if job.kernels == "liger":
@@ -49,6 +44,16 @@ def arguments(job: Job) -> dict[str, Any]:
         values["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if job.ddp.bucket_cap_mb is not None:
         values["ddp_bucket_cap_mb"] = job.ddp.bucket_cap_mb
+    return values
+
+
+def optim_arguments(job: Job) -> dict[str, Any]:
+    """Those of an optimizer of low rank."""
+    own = job.optimizer_args.model_dump(exclude_none=True)
+    pairs = ", ".join(f"{key}={own[key]}" for key in ("rank", "update_proj_gap") if key in own)
+    values: dict[str, Any] = {"optim_args": pairs} if pairs else {}
+    if "targets" in own:
+        values["optim_target_modules"] = own["targets"] if isinstance(own["targets"], str) else list(own["targets"])
     return values
 
 

@@ -48,8 +48,7 @@ def as_verl(settings: Settings, draft: Draft) -> Settings:
             moves[other or name] = before
     if given["trainer.placement.colocate_all"] is False and values["algorithm.adv_estimator"] == "gae":
         values = _without_critic(values, given, draft, settings)
-    if draft.facts.get("verl trainer") is None:
-        draft.facts["verl trainer"] = "skyrl"
+    draft.facts.setdefault("verl trainer", "skyrl")
     return moved(settings, values, moves)
 
 
