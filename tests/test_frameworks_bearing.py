@@ -287,6 +287,11 @@ def test_rows_here_can_be_estimated(tmp_path: Path) -> None:
     )
 
 
+def test_a_text_in_marks_of_code_is_read(tmp_path: Path) -> None:
+    for begin, end in (("`", "`"), ("```yaml\n", "```\n")):
+        assert read(tmp_path, f"{begin}{FACTORY}{end}").job.trainer == "llamafactory"
+
+
 def test_megatrons_options_that_nothing_sets_are_said(tmp_path: Path) -> None:
     file, text = FILES["megatron"]
     more = "$TUNE_ARGS --seed 4 $MORE --tokenizer-type ${KIND}"

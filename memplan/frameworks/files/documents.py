@@ -38,6 +38,8 @@ MOST_KEPT = 128
 """Files of plain data: those that one config is put together of."""
 _JINJA = re.compile(r"^([^\"'#\n]*?(?:: |- ) *)(\{\{[^}\"\n]*\}\}[^\s,\]#]*)", re.MULTILINE)
 """``{{name}}`` as a value: of a file that is filled in before it is YAML."""
+_AS_CODE = re.compile(r"\A(\s*)(`{3}|`)(?:(?<=```)\w+(?=\n))?([^`]+)\2\s*\Z")
+"""A text in Markdown's marks of code, as it is pasted of a page."""
 _TEMPLATE = re.compile(
     r"\$\{|\$[A-Za-z_0-9@]|\{\{|\{%|%\(\w+\)s|(?:\$\(|`)\s*(?:\(|nvidia-smi|expr|echo|cat|python3?|date|wc|jq|yq|ls|nproc"
     r"|seq|hostname|scontrol|grep|awk|sed|head|printf|bc)|^<[^<>|]+>$|^\.{3,}$"
@@ -158,6 +160,7 @@ def of_command(text: str) -> Document:
 
 def document_of(text: str, path: str, form: str, given: Given | None = None) -> Document:
     """A document from its text. ``path`` stands in messages."""
+    text = _AS_CODE.sub(r"\1\3", text)
     if form == "shell":
         script = run_script(text, path, given)
         return Document(path, form, Settings(path, {}), script.commands, text, script.files)
