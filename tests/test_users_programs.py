@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from framework_cases import FIRST, SECOND, UNSLOTH, checked
 
-from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.reading import read_target
 
 
@@ -390,14 +389,10 @@ def test_modules_lie_where_a_program_adds_a_path_and_one_process_generates_for_a
     assert alone.job["rollout"]["max_num_seqs"] == 4
 
 
-def test_a_field_whose_lack_its_class_refuses_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a.py").write_text(REFUSING)
-    found = check_file("a.py", {"gpu": "80GB", "num_gpus": 8})
-    assert found.fits == "unclear"
-    assert "--sharding" in found.hint
-    Path("b.py").write_text(REFUSING.replace("is None", "== 'x'"))
-    assert check_file("b.py", {"gpu": "80GB", "num_gpus": 8}).fits == "yes"
+def test_a_field_whose_lack_its_class_refuses_is_asked_for() -> None:
+    found = checked("a.py", REFUSING, num_gpus=8)
+    assert (found.fits, "--sharding" in found.hint) == ("unclear", True)
+    assert checked("b.py", REFUSING.replace("is None", "== 'x'"), num_gpus=8).fits == "yes"
 
 
 REFUSING = """
