@@ -121,12 +121,7 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, stored: Stored) -> F
             "fsdp.auto_wrap_policy: NO_WRAP under FSDP2 is not modelled: the root alone",
             "leave it out, or use sharding: fsdp",
         )
-    if given.keep_low_precision_grads and stored.compute_itemsize < stored.precision.weights:
-        raise InvalidJob(
-            "fsdp.keep_low_precision_grads: true over fp32 weights: torch's AdamW takes no gradients of another dtype "
-            "(lerp), and what other optimizers make of them is not modelled",
-            "leave it out",
-        )
+    _check_low(given.keep_low_precision_grads, stored.precision.weights, stored.compute_itemsize)
     prefetch = given.backward_prefetch or ("NO_PREFETCH" if by_accelerate else "BACKWARD_PRE")
     offload = given.cpu_offload or "parameters" in job.offload
     original = given.use_orig_params
@@ -152,11 +147,22 @@ def fsdp_settings(job: Job, trainer: Trainer, split: Split, stored: Stored) -> F
     )
 
 
+def _check_low(keeps: bool, stored: int, used: int) -> None:
+    """Raises InvalidJob where gradients stay in another dtype than what is stepped on (prepare_gradient_for_optim)."""
+    if keeps and used < stored:
+        raise InvalidJob(
+            "fsdp.keep_low_precision_grads: true over fp32 weights: torch's AdamW takes no gradients of another dtype "
+            "(lerp), and what other optimizers make of them is not modelled",
+            "leave it out",
+        )
+
+
 def check_flat(adapter: Adapter, split: Split, settings: FsdpSettings, weights: int) -> None:
     """FSDP1 puts a layer's adapters into its flat parameter, beside its frozen weights of ``weights`` bytes each; under
     accelerate they are units of their own (PEFT's fsdp_auto_wrap_policy). Raises InvalidJob for what torch cannot
     flatten together (torch 2.13 _flat_param.py: _validate_tensors_to_flatten)."""
     if split.name != "fsdp" or settings.wraps_adapters:
+        _check_low(settings.keep_low_precision_grads and settings.casts, adapter.itemsize, weights)
         return
     if adapter.itemsize != weights:
         same = next(name for name, size in DTYPE_BYTES.items() if size == weights)
