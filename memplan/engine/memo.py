@@ -19,7 +19,7 @@ from memplan.spec.recipe import PARTED, Recipe
 _T = TypeVar("_T")
 PLAIN = frozenset({int, str, bool, float, type(None)})
 MOST = 50_000
-"""Results that one function remembers, and values that have a number, before all are forgotten."""
+"""Results that one function remembers, before all are forgotten."""
 PATHS = tuple(f"{group}.{name}" for group in PARTED for name in Recipe.__annotations__[group]._fields)
 """The fields of the groups that are watched by their fields."""
 OF_GROUPS, GETTER = attrgetter(*PARTED), cache(attrgetter)

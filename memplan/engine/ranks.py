@@ -1,7 +1,9 @@
 """Classes of ranks: GPUs of one job that hold the same, each class described by a recipe of its own; and the whole
 ledger of one of them: a critic's training beside the policy's, the step, and the evaluation after it."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from memplan.engine.at_hand import at_hand, at_hand_totals
@@ -13,6 +15,8 @@ from memplan.engine.step_and_evaluation import Joined, JoinedTotals, evaluation_
 from memplan.engine.sums import Totalled
 from memplan.engine.tensors import count, model_weights
 from memplan.engine.totals import totalled
+from memplan.spec.megatron import Megatron
+from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
@@ -53,30 +57,44 @@ def rank_class(recipe: Recipe, stage: int = 0) -> RankClass:
         name = "one GPU" if degrees.world == 1 else f"each of {degrees.world} GPUs"
         return RankClass(name, degrees.world, _of_rank(recipe))
     name = f"each GPU of pipeline stage {stage + 1} of {degrees.pipeline}"
-    of = recipe._replace(parallel=degrees._replace(stage=stage))
+    of = recipe._replace(parallel=_on_stage(degrees, stage))
     return RankClass(name, degrees.world // degrees.pipeline, _of_rank(of))
+
+
+@lru_cache(maxsize=4096)
+def _on_stage(degrees: Parallel, stage: int) -> Parallel:
+    """Of one stage: the same object again, which what is remembered by it knows without asking for its value."""
+    return degrees._replace(stage=stage)
 
 
 def leading_classes(recipe: Recipe) -> tuple[RankClass, ...]:
     """Of a pipeline's stages that differ in the micro-batches that wait alone, the first, in which the most do: a stage
     enters the ledger as the first, as the last, and by its layers. All that a search has to price."""
+    if recipe.in_megatron and _stages(recipe) > 1:
+        specs = recipe.model, *(model.spec for model in recipe.others.residents)
+        settings = recipe.megatron, recipe.batch.accumulation, recipe.checkpointing.layers
+        return tuple(rank_class(recipe, stage) for stage in _leading(specs, recipe.parallel, *settings))
     classes = rank_classes(recipe)
     found: dict[Hashable, RankClass] = {}
     for each in classes if len(classes) > 1 else ():
         degrees = each.recipe.parallel
-        layers = _chunks(each.recipe) if recipe.in_megatron else (each.recipe.model,)
-        found.setdefault((degrees.first, degrees.last, *layers), each)
+        found.setdefault((degrees.first, degrees.last, each.recipe.model), each)
     return tuple(found.values()) or classes
 
 
-def _chunks(recipe: Recipe) -> Iterator[Hashable]:
-    """What a stage of Megatron's has of each model."""
+@lru_cache(maxsize=4096)
+def _leading(
+    specs: tuple[ModelSpec, ...], degrees: Parallel, settings: Megatron, batches: int, again: bool
+) -> tuple[int, ...]:
+    """The first of Megatron's stages that have the same of each model."""
     from memplan.engine.megatron.stages import chunks_of  # of an engine that most jobs never load
 
-    batches, again = recipe.batch.accumulation, recipe.checkpointing.layers
-    for spec in (recipe.model, *(model.spec for model in recipe.others.residents)):
-        for chunk in chunks_of(spec, recipe.parallel, recipe.megatron, batches, again):
-            yield chunk._replace(in_flight=0)
+    found: dict[Hashable, int] = {}
+    for stage in range(degrees.pipeline):
+        here = _on_stage(degrees, stage)
+        chunks = chain(*(chunks_of(spec, here, settings, batches, again) for spec in specs))
+        found.setdefault((here.first, here.last, *(chunk._replace(in_flight=0) for chunk in chunks)), stage)
+    return tuple(found.values())
 
 
 def _of_rank(recipe: Recipe) -> Recipe:

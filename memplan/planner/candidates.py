@@ -45,6 +45,8 @@ class Candidate(NamedTuple):
     """Faster ones first; of equally fast ones that with fewer changes, then the one that comes first."""
     training: Hashable = None
     """The same update, whatever generates beside it; None where nothing does."""
+    ready: Prepared | None = None
+    """Of its speed, what all batches of its structure share."""
 
     @property
     def batch(self) -> int:
@@ -230,7 +232,8 @@ class Builder:
             met.add(steps_class)
             took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
             group, under = (structure, steps_class), (leaner, steps_class)
-            self.legal.append(Candidate(full, recipe, took, number, group, under, (took, changes, len(self.legal))))
+            order = took, changes, len(self.legal)
+            self.legal.append(Candidate(full, recipe, took, number, group, under, order, ready=ready))
 
     def _with_batch(self, first: Recipe, keys: Keys, size: int, steps: int) -> Recipe:
         """The recipe with another batch. Raises MemplanError for one that it cannot have."""

@@ -104,7 +104,7 @@ def best(
         return None
 
     def is_blocked(each: _C) -> bool:
-        return each.batch >= min(blocked.get(group, each.batch + 1) for group in (each.group, each.under))
+        return each.batch >= min(blocked.get(each.group, inf), blocked.get(each.under, inf))
 
     for each in ordered:
         if each.layout in shown or is_blocked(each):

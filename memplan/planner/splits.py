@@ -82,12 +82,12 @@ def _with_ways(
     first = trained[0] if trained else None
     pairs = [(way, of.recipe(first.keys, first.recipe, i, way)) for i, way in enumerate(every)] if first else []
     kept = useful([(way, recipe) for way, recipe in pairs if recipe is not None], device, leanest)
-    numbers = [(every.index(way), way) for way, _ in kept]
+    numbers = [(every.index(way), way, way.keys, _number(way.split)) for way, _ in kept]
     found = []
     for base in _fewer(trained, MOST // max(1, len(numbers))):
         examples = examples_per_step(base.recipe)
-        training = seconds(base.recipe._replace(generator=None), device)
-        for number, way in numbers:
+        training = seconds(base.recipe._replace(generator=None), device, base.ready)
+        for number, way, said, split in numbers:
             recipe = of.recipe(base.keys, base.recipe, number, way)
             if recipe is None:
                 continue
@@ -95,10 +95,10 @@ def _with_ways(
             name = (space.gpus, number)
             found.append(
                 Candidate(
-                    {**base.keys, **keys, **way.keys},
+                    {**base.keys, **keys, **said},
                     recipe,
                     took,
-                    _number(way.split),
+                    split,
                     (base.group, name),
                     (base.under, name),
                     (took, base.order[1] + bool(way.offload), base.order[2]),
