@@ -53,7 +53,7 @@ def option_of(key: str) -> str:
 
 STRANGE = re.compile(
     rf"not understood$|{GENERATES}$|no (?:argument|setting|loss) of .* that is known$|counted as its checkpoint's$"
-    r"|of (?:its|the program's) own(?:,? (?:which )?is|$)"
+    r"|its value is |of (?:its|the program's) own(?:,? (?:which )?is|$)"
 )
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 
@@ -94,7 +94,8 @@ def one_hint(unread: Iterable[Unread]) -> str:
     asked |= {"model"} if {MODEL, SEEING} & {*hints} else set()
     if SEEING in hints or ({"model", "images"} <= asked and SEES_TOKENS not in hints):
         own["model"] = SEEING.partition(",")[0].removeprefix("add ")
-        own["sequence_length"] = "--sequence-length 8192"  # an image of it has up to 4096 positions
+    if {"images", "sequence_length"} <= asked and "sequence_length" not in own:
+        own["sequence_length"] = "--sequence-length 8192"  # an image has up to 4096 positions
     typed = " ".join(own.get(key, such) for key, such in SUCH.items() if key in asked)
     if command and options:
         return f"{command}, or add {typed}"

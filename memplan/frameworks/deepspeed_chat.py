@@ -197,15 +197,17 @@ def _loss(keys: Keys, method: str) -> None:
 
 
 def _adapters(keys: Keys, who: str = "") -> None:
-    """``lora_dim``: matrices in the model's dtype beside each linear of the layers."""
+    """``lora_dim``: matrices in the model's dtype beside each linear of the layers. Without only_optimize_lora all but
+    the adapted weights are trained: embeddings and head, counted as PEFT's copies of them, whose frozen originals are
+    more than the norms; biases."""
     key = f"{who}lora_dim"
     rank, alone = keys.whole(key) or 0, keys.flag("only_optimize_lora")
-    if rank and alone:
+    if rank:
         lora = {"r": rank, "alpha": rank, "dropout": 0.0, "targets": "all-linear", "dtype": str(keys.get("dtype"))}
-        keys.put("lora", lora, key)
-    elif rank:
-        rest = "without only_optimize_lora all but the adapted linears are trained"
-        keys.bound(key, f"{rest}: the whole model is counted as trained, which takes no less", "adapters")
+        rest = {} if alone else {"modules_to_save": ["embed_tokens", "lm_head"], "bias": "all"}
+        keys.put("lora", lora | rest, key)
+        if rest:
+            keys.bound(key, "embeddings and head are counted as copies that are trained beside the adapters", "adapters")
     keys.skip(key, "only_optimize_lora")
 
 
