@@ -81,9 +81,16 @@ def test_ppo_has_four_models(tmp_path: Path) -> None:
     assert [found.job[key] for key in keys] == ["ppo", 2, 384, 256, "zero3", "offloaded", "log-softmax"]
 
 
+def test_critic_and_reward_are_asked_for_at_once(tmp_path: Path) -> None:
+    found = checked(tmp_path, PPO.replace("smollm2-135m", "/mnt/step2") + "--actor_zero_stage 2 --critic_zero_stage 2")
+    both = ", ".join(f'{{"role": "{role}", "model": "Qwen/Qwen2.5-7B"}}' for role in ("critic", "reward"))
+    assert (found.fits, found.hint) == ("unclear", f"add --set 'extra_models=[{both}]'")
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
+        ("--beta 0.1", "beta"),
         ("--critic_zero_stage 3", "critic_zero_stage"),
         ("--enable_hybrid_engine", "hybrid engine"),
         ("--actor_gradient_checkpointing", "actor_gradient_checkpointing"),

@@ -1,5 +1,6 @@
 """What a file leaves open, in one sentence that is typed: every option that is missing, or every variable."""
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,9 +38,12 @@ OF_LORA = {"r": "lora.r", "target_modules": "lora.targets"}
 """Arguments of LoRA -> what asks for them alone."""
 
 
-def beside(role: str) -> str:
-    """What to type of a model that stands beside the trained one."""
-    return f"""add --set 'extra_models=[{{"role": "{role}", "model": "Qwen/Qwen2.5-7B"}}]'"""
+def beside(*roles: str | tuple[str, str]) -> str:
+    """What to type of models that stand beside the trained one: each role, with its model where that is known; of
+    an empty one the policy's shape."""
+    pairs = ((each, "Qwen/Qwen2.5-7B") if isinstance(each, str) else each for each in roles)
+    models = [{"role": role, "model": model} if model else {"role": role} for role, model in pairs]
+    return f"add --set 'extra_models={json.dumps(models)}'"
 
 
 def option_of(key: str) -> str:

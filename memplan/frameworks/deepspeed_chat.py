@@ -143,15 +143,17 @@ def _ppo(keys: Keys, method: str) -> None:
         keys.warn("critic_zero_stage", "the critic is counted under the actor's stage", "parallelism")
     for key, why in HELD.items():
         if keys.get(key):
-            keys.warn(key, why, "engine" if "hybrid" in key else "model")
+            keys.warn(key, why, "engine" if "hybrid" in key else "method" if key in OF_DPO else "model")
 
 
+OF_DPO = ("beta", "label_smoothing")
 HELD = {
     "enable_hybrid_engine": "what DeepSpeed's hybrid engine holds to generate is not counted",
     "enable_ema": "the averaged weights are not counted",
     "unsupervised_dataset_name": "the batch of plain text is not counted",
     "actor_dropout": "what dropout keeps is counted as the model's own config has it",
     "critic_dropout": "what dropout keeps is counted as the model's own config has it",
+    **dict.fromkeys(OF_DPO, "DPO's, in a program of another's that is counted as step 3"),
 }
 """What step 3 may have beside its models."""
 
@@ -181,7 +183,7 @@ def _method(launch: Launch, settings: Settings, draft: Draft) -> str:
     method = str(draft.options.get("method") or "")
     method = method or ("reward" if "num_padding_at_beginning" in settings.values else "")
     if not method:
-        method = "dpo" if {"beta", "label_smoothing"} & settings.values.keys() else "sft"
+        method = "dpo" if {*OF_DPO} & settings.values.keys() else "sft"
         draft.ask("method", launch.where, f"{launch.program} is SFT's, a reward model's or DPO's")
     draft.put("method", method, Origin(FILE, launch.where))
     return method
@@ -207,7 +209,8 @@ def _adapters(keys: Keys, who: str = "") -> None:
         rest = {} if alone else {"modules_to_save": ["embed_tokens", "lm_head"], "bias": "all"}
         keys.put("lora", lora | rest, key)
         if rest:
-            keys.bound(key, "embeddings and head are counted as copies that are trained beside the adapters", "adapters")
+            why = "embeddings and head are counted as copies that are trained beside the adapters"
+            keys.bound(key, why, "adapters")
     keys.skip(key, "only_optimize_lora")
 
 

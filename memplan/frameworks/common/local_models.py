@@ -118,7 +118,8 @@ def _such_as(name: str) -> str:
 
 def _settle_beside(draft: Draft) -> list[dict[str, Any]]:
     """Rewards and teachers: a reward model's name has words that are no other shape's. Unknown ones are asked for."""
-    models, unknown = draft.values.get("extra_models"), []
+    models, whys = draft.values.get("extra_models"), list[str]()
+    unknown: list[dict[str, Any]] = []
     if "extra_models" in draft.given or not isinstance(models, list):
         return []
     for each in [each for each in models if isinstance(each, dict) and isinstance(each.get("model"), str)]:
@@ -132,9 +133,12 @@ def _settle_beside(draft: Draft) -> list[dict[str, Any]]:
             each["model"] = hub
             draft.remarks.append(f"extra_models: {name[:80]} {why}: {hub} is counted")
         elif why:
-            where = draft.origins["extra_models"].text if "extra_models" in draft.origins else "extra_models"
-            draft.ask("extra_models", where, f"{name[:80]} {why}", beside(each["role"]))
             unknown.append(each)
+            whys.append(f"{name[:80]} {why}")
+    if whys:  # all at once: an option says all of them
+        where = draft.origins["extra_models"].text if "extra_models" in draft.origins else "extra_models"
+        roles = [each["role"] if each in unknown else (each["role"], each.get("model", "")) for each in models]
+        draft.ask("extra_models", where, "; ".join(dict.fromkeys(whys)), beside(*roles))
     return unknown
 
 
