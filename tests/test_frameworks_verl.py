@@ -217,6 +217,7 @@ def test_skyrl_is_read_as_verl(tmp_path: Path) -> None:
     apart_of = {"trainer.placement.critic_num_gpus_per_node": "parallelism"}
     assert (found.job.method, deciding(found)) == ("grpo", apart_of)
     assert "parallelism" in deciding(read(tmp_path, f"{SKY} trainer.strategy=deepspeed")).values()
+    assert "flashrl" in deciding(read(tmp_path, SKY.replace("uv run", "uv run --extra flashrl")))
     whole = "trainer.strategy=megatron trainer.policy.megatron_config.tensor_model_parallel_size=2"
     on = read(tmp_path, f"{SKY} {whole} megatron_config.policy.pipeline_model_parallel_size=2").job
     assert (on.trainer, on.tensor_parallel, on.pipeline_parallel) == ("skyrl-megatron", 2, 2)

@@ -26,6 +26,7 @@ NOBODYS = [
     "/x/Llama-1-3B",
     "/m/Qwen2.5-7B-Instruct-AWQ",
     "/m/llava-llama-3-8b",
+    "multimodal_qwen2.5_3b_model",
     "/m/llama-3-8b-reward",
     "/a/Qwen-34B",
     "/data/checkpoint-300",

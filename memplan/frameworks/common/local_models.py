@@ -214,8 +214,8 @@ def _of_owner(parts: list[str]) -> str:
 
 
 SEEN = words(
-    """vl vlm mllm mm omni audio speech vision visual video image llava clip siglip internvl minicpmv minicpmo cogvlm
-    janus owl mplug ovis molmo pixtral idefics smolvlm fastvlm paligemma florence kosmos fuyu
+    """vl vlm mllm mm multimodal omni audio speech vision visual video image llava clip siglip internvl minicpmv
+    minicpmo cogvlm janus owl mplug ovis molmo pixtral idefics smolvlm fastvlm paligemma florence kosmos fuyu
     xcomposer cogagent"""
 )
 """Of a model that sees or hears."""

@@ -48,6 +48,10 @@ def as_verl(settings: Settings, draft: Draft) -> Settings:
             moves[other or name] = before
     if given["trainer.placement.colocate_all"] is False and values["algorithm.adv_estimator"] == "gae":
         values = _without_critic(values, given, draft, settings)
+    started = next(iter(draft.script.commands), None) if draft.script is not None else None
+    if started is not None and any("flashrl" in word.casefold() for word in started.texts):
+        where = f"{settings.path}, line {started.line}"
+        draft.bound("flashrl", where, "the engine's weights, which FlashRL quantises, are counted whole", "engine")
     draft.facts.setdefault("verl trainer", "skyrl")
     return moved(settings, values, moves)
 
