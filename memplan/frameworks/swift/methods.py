@@ -171,8 +171,12 @@ def _models(keys: Keys, method: str) -> None:
 
 def _teacher_sharding(keys: Keys) -> None:
     """A teacher that is shared among more ranks than the policy takes no more than is counted."""
-    stage = re.search(r"zero[-_]?([0-3])", str(keys.get("teacher_deepspeed")).lower())
+    said = str(keys.get("teacher_deepspeed")).lower()
+    stage = re.search(r"zero[-_]?([0-3])", said)
     why, own = "the teacher is counted as the policy's sharding has it", str(keys.draft.values.get("sharding") or "ddp")
+    if "offload" in said and stage and stage[1] == "3":
+        keys.bound("teacher_deepspeed", "the teacher, which waits on the host, is counted on the card", "parallelism")
+        return
     if stage and own[-1:] == stage[1]:
         return
     if stage and own[-1:] <= stage[1] and own[-1:].isdigit():
