@@ -73,7 +73,7 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
             continue
         tree = next((part.tree for part in parts if part.path == each.place.path), each.values["scope"])
         scope = each.values["scope"] or tree
-        if scope is None:
+        if scope is None or _throws_away(scope):
             continue
         inside = set(ast.walk(scope))
         forwards = {thing.values["node"]: thing for thing in run.things if thing.name == FORWARD}
@@ -92,6 +92,12 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
             unread.setdefault(scope, (each, tree))
     asked = (_asked(run, each, scope, tree) for scope, (each, tree) in unread.items())
     return [*found.values()] or [each for each in asked if each is not None]
+
+
+def _throws_away(scope: ast.AST) -> bool:
+    """Whether a function clears its gradients and steps nothing: it looks at them, as an analysis of a model does."""
+    calls = {ast.unparse(each.func).rpartition(".")[2] for each in ast.walk(scope) if isinstance(each, ast.Call)}
+    return "zero_grad" in calls and not any("step" in name for name in calls)
 
 
 def _own(run: Run, backward: Thing, scope: ast.AST, tree: ast.AST) -> Thing | None:
