@@ -103,6 +103,17 @@ def test_a_loss_of_the_loops_own_is_counted_from_above(loss: str, forwards: int,
     assert found.job["batch_size"] == 4 * forwards
 
 
+def test_a_loop_that_throws_its_gradients_away_is_no_training() -> None:
+    looks = "def looks(model, batch):\n    model(**batch).loss.backward()\n    model.zero_grad()\n"
+    text = (
+        LOOP.format(**PLAIN)
+        .replace("def train(", f"{looks}def train(")
+        .replace("    for step,", "    looks(model, rows[0])\n    for step,")
+    )
+    found = checked(text, "train.py")
+    assert (found.fits, found.job["batch_size"]) == ("yes", 4), found.text
+
+
 def test_what_an_outer_loop_makes_is_not_passed_by() -> None:
     """Logits of a reference that wait while an inner loop trains are beside what that holds."""
     inner = "kept = model(**batch).logits\n        for _ in range(2):\n            outputs = model(**batch)"
