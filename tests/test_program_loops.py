@@ -110,7 +110,7 @@ def test_a_loop_that_throws_its_gradients_away_is_no_training() -> None:
         .replace("def train(", f"{looks}def train(")
         .replace("    for step,", "    looks(model, rows[0])\n    for step,")
     )
-    found = checked(text, "train.py")
+    found = checked("train.py", text)
     assert (found.fits, found.job["batch_size"]) == ("yes", 4), found.text
 
 
