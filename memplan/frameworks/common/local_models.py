@@ -118,8 +118,7 @@ def _such_as(name: str) -> str:
 
 def _settle_beside(draft: Draft) -> list[dict[str, Any]]:
     """Rewards and teachers: a reward model's name has words that are no other shape's. Unknown ones are asked for."""
-    models, whys = draft.values.get("extra_models"), list[str]()
-    unknown: list[dict[str, Any]] = []
+    models, whys, unknown = draft.values.get("extra_models"), list[str](), list[dict[str, Any]]()
     if "extra_models" in draft.given or not isinstance(models, list):
         return []
     for each in [each for each in models if isinstance(each, dict) and isinstance(each.get("model"), str)]:

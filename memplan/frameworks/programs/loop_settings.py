@@ -12,6 +12,12 @@ from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown, is_pl
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 
 
+def throws_away(scope: ast.AST) -> bool:
+    """Whether a function clears its gradients and steps nothing: it looks at them, as an analysis of a model does."""
+    calls = {ast.unparse(each.func).rpartition(".")[2] for each in ast.walk(scope) if isinstance(each, ast.Call)}
+    return "zero_grad" in calls and not any("step" in name for name in calls)
+
+
 def loaders_around(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing]:
     """The loaders that the loops around a backward go through, the innermost first."""
     loops = [each for each in ast.walk(scope) if isinstance(each, ast.For)] if scope is not None else []

@@ -13,7 +13,7 @@ from memplan.frameworks.programs import lightning
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.changes import MARK
 from memplan.frameworks.programs.engines import INITIALISED
-from memplan.frameworks.programs.loop_settings import batches_of, loaders_around, precision_of, sharding_of
+from memplan.frameworks.programs.loop_settings import batches_of, loaders_around, precision_of, sharding_of, throws_away
 from memplan.frameworks.programs.losses.bound import found_in_loop
 from memplan.frameworks.programs.losses.put import UNREAD, ask_loss, put_bound
 from memplan.frameworks.programs.models import as_it_is
@@ -73,7 +73,7 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
             continue
         tree = next((part.tree for part in parts if part.path == each.place.path), each.values["scope"])
         scope = each.values["scope"] or tree
-        if scope is None or _throws_away(scope):
+        if scope is None or throws_away(scope):
             continue
         inside = set(ast.walk(scope))
         forwards = {thing.values["node"]: thing for thing in run.things if thing.name == FORWARD}
@@ -92,12 +92,6 @@ def trainers(run: Run, parts: Sequence[Part]) -> list[Thing]:
             unread.setdefault(scope, (each, tree))
     asked = (_asked(run, each, scope, tree) for scope, (each, tree) in unread.items())
     return [*found.values()] or [each for each in asked if each is not None]
-
-
-def _throws_away(scope: ast.AST) -> bool:
-    """Whether a function clears its gradients and steps nothing: it looks at them, as an analysis of a model does."""
-    calls = {ast.unparse(each.func).rpartition(".")[2] for each in ast.walk(scope) if isinstance(each, ast.Call)}
-    return "zero_grad" in calls and not any("step" in name for name in calls)
 
 
 def _own(run: Run, backward: Thing, scope: ast.AST, tree: ast.AST) -> Thing | None:
