@@ -34,6 +34,8 @@ LAYER_KEYS = (
     "encoder_layers",
     "decoder_layers",
 )
+KINDS = ("layer_types", "layers_block_type")
+"""Keys that hold what each layer is: what is cut keeps one of each kind."""
 INNER = ("text_config", "vision_config", "llm_config")
 SOURCE = (
     "Jobs drawn at random by benchmarks/unseen.py and run by memplan trace: real transformers models cut to a few "
@@ -125,7 +127,7 @@ def cut(config: dict[str, Any], layers: int) -> dict[str, Any]:
         if key in LAYER_KEYS and isinstance(value, int):
             small[key] = min(layers, value)
         elif isinstance(value, (list, str)) and len(value) in counts and len(value) > layers:
-            small[key] = of_every_kind(value, layers) if key == "layer_types" else value[:layers]
+            small[key] = of_every_kind(value, layers) if key in KINDS else value[:layers]
         elif key in INNER and isinstance(value, dict):
             small[key] = cut(value, layers)
     if "attention_types" in config:  # GPT-Neo's: [[kinds, how often]]
