@@ -137,7 +137,7 @@ def test_starts_that_were_published(own: Accuracy) -> None:
     told = [-28 * MiB < each.measured_bytes - each.estimated_bytes < 544 * MiB for each in fallen]
     assert told.count(False) <= len(told) / 6  # five on AMD's cards (a tower, rows of fp8 set apart), Intel's, GB10
     tokens = sorted(errors["tokens of the cache"])
-    assert tokens[len(tokens) // 2] < 0.01
+    assert tokens[len(tokens) // 2] < 0.015
     assert tokens[9 * len(tokens) // 10] < 0.12
 
 
