@@ -111,6 +111,15 @@ def one_hint(unread: Iterable[Unread]) -> str:
 _POSITIONS = re.compile(r"longer than the (\d+) positions")
 
 
+WITH_EXPERTS = "--model Qwen/Qwen3-30B-A3B"
+"""Where GPUs share experts, that the usual example has none of."""
+
+
+def with_experts(hint: str, shared: object) -> str:
+    """A hint whose model has experts, where so many GPUs share them (``expert_parallel``)."""
+    return hint.replace(SUCH["model"], WITH_EXPERTS) if isinstance(shared, int) and shared > 1 else hint
+
+
 def within_positions(hint: str, warnings: Iterable[str]) -> str:
     """A hint whose length is one that the model has positions for, where a report warns of it."""
     found = next(filter(None, map(_POSITIONS.search, warnings)), None)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from memplan.frameworks import deepspeed
+from memplan.frameworks.asking import beside
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands.launch import Launch, launches
 from memplan.frameworks.common.generating import put_engine
@@ -163,7 +164,7 @@ def _others(keys: Keys) -> None:
     key = "critic_model_name_or_path"
     path, policy = keys.get(key), keys.draft.said.get("model")
     if not isinstance(path, str) or is_template(path):
-        keys.warn(key, "the critic and the reward model are counted as models of the actor's shape", "model")
+        keys.draft.ask("extra_models", keys.settings.where(key), f"{key} {UNSET}", beside("critic", "reward"))
         path = None
     critic = {"role": "critic", **({"model": str(path)} if path else {})}
     reward = [{"role": "reward", "model": path or policy}] if path or policy else []

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from memplan import errors
 from memplan.engine.allocator.reserved import BY_BOUND, Play
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.asking import MODEL, model_hint, one_hint, within_positions
+from memplan.frameworks.asking import MODEL, model_hint, one_hint, with_experts, within_positions
 from memplan.frameworks.checks.assumed import assumed
 from memplan.frameworks.checks.folders import is_training, launcher_alone
 from memplan.frameworks.checks.larger import on_its_own, spread, unshared
@@ -178,8 +178,9 @@ def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
     doubts = sorted((each for each in given.unread if each.decides), key=lambda each: not each.asks)
     first = next((each for each in doubts if each.asks == "model" or not unnamed), None)
     if first:
-        return NotKnown(f"{first.text}; without that {error.message}", one_hint(doubts) or error.hint)
-    return NotKnown(error.message, model_hint(doubts)) if unnamed else error
+        hint = with_experts(one_hint(doubts) or error.hint, given.job.expert_parallel)
+        return NotKnown(f"{first.text}; without that {error.message}", hint)
+    return NotKnown(error.message, with_experts(model_hint(doubts), given.job.expert_parallel)) if unnamed else error
 
 
 def _on_this_machine(given: JobInput) -> JobInput:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from memplan.errors import ModelError, ModelNotFound
+from memplan.frameworks import asking
 from memplan.frameworks.asking import MODEL, SEES_TOKENS, SUCH, beside, model_hint, of_another_family, option_of
 from memplan.frameworks.base import Keys
 from memplan.frameworks.common.config_changes import settle_changes
@@ -75,12 +76,7 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
         targets = lora.get("targets") if isinstance(lora, Mapping) else None
         sees = draft.facts.get("sees") or speaks_of_images(said)
         hint = question(name, targets, draft.unread, draft.options, draft.values.get("images"), bool(sees))
-        such = WITH_EXPERTS if int(draft.values.get("expert_parallel") or 1) > 1 else SUCH["model"]
-        raise NotKnown(f"{said}: {name[:80]} {why}", hint.replace(SUCH["model"], such))
-
-
-WITH_EXPERTS = "--model Qwen/Qwen3-30B-A3B"
-"""Where GPUs share experts, that the usual example has none of."""
+        raise NotKnown(f"{said}: {name[:80]} {why}", asking.with_experts(hint, draft.values.get("expert_parallel")))
 
 
 def question(
