@@ -297,4 +297,4 @@ class Keys:
             if why and self.has(key) and key not in self._open:
                 self.bound(key, why, subject)
             else:
-                self.warn(key, decides=subject if why is None else "")
+                self.warn(key, decides=None if why is None else "")
