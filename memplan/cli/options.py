@@ -4,6 +4,7 @@ Values stay text; ``memplan.spec`` checks them, for a file and for the command l
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -216,10 +217,12 @@ def _merge(job: dict[str, Any], key: str, value: Any, said: str) -> None:
         job[key] = value
 
 
+_WORDS = re.compile(r"\[\s*\w+(\s*,\s*\w+)*\s*\]")
+
+
 def scalar(text: Any) -> Any:
     """A value as it is written: JSON where it is JSON, [a, b] a list of words, else text; a flag as it is."""
     try:
         return text if isinstance(text, bool) else json.loads(text)
     except (ValueError, RecursionError):
-        words = isinstance(text, str) and text.startswith("[") and text.endswith("]")
-        return [word.strip() for word in text[1:-1].split(",")] if words else text
+        return re.findall(r"\w+", text) if isinstance(text, str) and _WORDS.fullmatch(text) else text
