@@ -106,7 +106,7 @@ def test_equal_values_are_one_and_others_are_not() -> None:
 
 @pytest.mark.slow
 def test_what_is_remembered_is_bounded_and_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "MOST", 0)
+    monkeypatch.setattr(quick, "NUMBERED", 0)
     recipe = recipe_of(method="dpo")
     agrees(recipe)
     agrees(recipe)
