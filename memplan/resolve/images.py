@@ -94,7 +94,7 @@ def image_batch(job: Job, spec: ModelSpec, notes: Notes) -> ImageBatch | None:
             raise InvalidJob("images: the towers of gemma3n are not modelled", "leave images out: a step of text alone")
         if images.width is None or images.height is None:
             raise InvalidJob(f"images: {spec.family} has no vision tower", "give width and height, or leave images out")
-        notes.assume("pixels of the images are in the batch; no vision tower is counted for a text model")
+        notes.remark("images: their pixels are in the batch, and no vision tower is counted: the model reads text")
         return ImageBatch(images.per_example, 1, 0, 0, 0, images.width * images.height * 3)
     rule = spec.tower.rule
     if spec.tower.fails:
