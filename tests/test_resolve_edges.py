@@ -517,9 +517,8 @@ def test_a_reason_stands_with_what_a_trainer_fills_in() -> None:
             {"trainer": "trl", "method": "grpo"},
             ["rollout: the policy itself (transformers' generate) generates", "reference: none (TRL's default"],
         ),
-        ({"images": {"width": 10, "height": 20}}, ["pixels of the images are in the batch"]),
     ],
-    ids=["a text model", "QLoRA under FSDP2", "GRPO", "pixels"],
+    ids=["a text model", "QLoRA under FSDP2", "GRPO"],
 )
 def test_what_is_assumed_is_said(keys: dict[str, Any], said: list[str]) -> None:
     found = recipe(**keys).provenance.assumptions
@@ -528,8 +527,10 @@ def test_what_is_assumed_is_said(keys: dict[str, Any], said: list[str]) -> None:
     assert not any("vision tower is resident" in text for text in found)
 
 
-def test_pixels_of_a_text_model_are_three_bytes_each() -> None:
-    images = recipe(images={"width": 10, "height": 20}).batch.images
+def test_pixels_of_a_text_model_are_three_bytes_each_and_warned_about() -> None:
+    found = recipe(images={"width": 10, "height": 20})
+    assert any(text.startswith("images: their pixels are in the batch") for text in found.provenance.warnings)
+    images = found.batch.images
     assert images is not None
     assert (images.squares, images.rows, images.columns, images.tokens, images.pixels) == (1, 0, 0, 0, 600)
 
