@@ -239,3 +239,50 @@ def test_a_config_stands_over_those_of_its_list() -> None:
     told = (job["dtype"], job["gradient_checkpointing"], job["rollout"]["group_size"], job["reference"])
     assert (found.fits, told) == ("yes", ("bf16", "full", 4, "none")), found.text
     assert "gone.yaml is not here" in checked("own_grpo.yaml", text.replace("- base", "- gone")).text
+
+
+def test_what_is_saved_with_every_argument_is_told_from_what_was_said() -> None:
+    """ms-swift's args.json has those of tuners that do not run, and what freeze_vit names itself."""
+    own = {"swift_version": "4.2.0", "model": "Qwen/Qwen3-VL-4B-Instruct", "tuner_type": "full", "max_length": 512}
+    own |= {"freeze_vit": True, "freeze_aligner": True, "freeze_parameters": ["model.visual", "model.visual.merger"]}
+    own |= {"use_galore": False, "galore_proj_bits": 4, "boft_block_size": 4, "adapter_length": 128, "max_memory": {}}
+    own |= {"init_weights": True, "lora_ga_batch_size": 2, "adapters": []}
+    found = checked("args.json", json.dumps(own), images=SQUARE)
+    assert (found.fits, [each for each in found.unread if each["decides"]]) == ("yes", [])
+    own |= {"tuner_type": "adapter", "freeze_parameters": ["model.layers.0"]}
+    decides = {each["decides"] for each in checked("b.json", json.dumps(own), images=SQUARE).unread}
+    assert {"adapters", "freezing"} <= decides
+
+
+def test_a_program_beside_openrlhfs_own_is_asked_for_under_its_name() -> None:
+    script = "deepspeed cli/noise/{}.py --pretrain Qwen/Qwen2.5-0.5B --max_len 512 --zero_stage 2 "
+    script += "--micro_train_batch_size 1 --train_batch_size 8 --bf16"
+    for name, like in (("language_modeling", "sft"), ("train_sft", "sft"), ("train_dpo_own", "dpo")):
+        found = checked("a.sh", script.format(name))
+        assert f"noise/{name} is none of OpenRLHF's programs" in found.text
+        assert found.hint.startswith(f"add --method {like} --without program")
+
+
+def test_a_recipe_and_a_model_of_ones_own_are_asked_for_at_once() -> None:
+    text = "model:\n  _component_: own.small\ntokenizer:\n  max_seq_len: 512\nbatch_size: 1\ndtype: bf16\n"
+    text += "checkpointer:\n  _component_: torchtune.training.FullModelHFCheckpointer\nenable_own_sharding: true\n"
+    text += "optimizer:\n  _component_: torch.optim.AdamW\n"
+    Path("own.yaml").write_text(text)
+    found = checked("a.sh", "tune run own_recipe --config own.yaml")
+    assert found.hint.startswith("add --model Qwen")
+    assert "--without own_recipe,enable_own_sharding" in found.hint
+
+
+def test_a_tower_that_rests_beside_fp32_weights_is_counted_as_resting() -> None:
+    text = "model_name_or_path: Qwen/Qwen2-VL-2B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+    text += "template: qwen2_vl\ncutoff_len: 512\nper_device_train_batch_size: 1\nbf16: true\n"
+    found = checked("a.yaml", f"{text}freeze_vision_tower: true\n", images=SQUARE)
+    assert found.job["freeze"] == ["vision_tower", "multi_modal_projector"]
+    assert (found.fits, found.at_most) == ("yes", True)
+
+
+def test_a_gptq_checkpoints_bits_are_asked_for() -> None:
+    text = "base_model: meta-llama/Llama-2-7b-hf\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\nadapter: lora\n"
+    text += "lora_r: 8\nlora_target_linear: true\ngptq: true\ngptq_groupsize: 128\n"
+    assert checked("a.yaml", text).hint == "add --quantization gptq-4bit"
+    assert checked("b.yaml", text, quantization="gptq-4bit").fits == "yes"

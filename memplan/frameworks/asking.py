@@ -57,7 +57,7 @@ def option_of(key: str) -> str:
 
 STRANGE = re.compile(
     rf"not understood$|{GENERATES}$|no (?:argument|setting|loss) of .* that is known$|counted as its checkpoint's$"
-    r"|its value is |of (?:its|the program's) own(?:,? (?:which )?is|$)"
+    r"|its value is |none of torchtune's$|of (?:its|the program's) own(?:,? (?:which )?is|$)"
 )
 """Why a key is not counted that is no framework's own: what it does the user may know."""
 

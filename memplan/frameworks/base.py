@@ -289,9 +289,9 @@ class Keys:
 
     def close(self, harmless: Iterable[str] = ()) -> None:
         """What nobody took and what is not known as harmless is warned about, by name; what takes no more than is
-        counted without it is a bound."""
-        for key in [key for key in self.settings.values if key not in {*self._taken, *harmless}]:
-            value = self.raw(key)
+        counted without it is a bound. An empty list says nothing."""
+        left = [key for key in self.settings.values if key not in {*self._taken, *harmless}]
+        for key, value in [(key, self.raw(key)) for key in left if self.raw(key) not in ([], {})]:
             subject = "" if isinstance(value, Mapping) else subject_of(f"{self.settings.prefix}{key}", value)
             why = no_less(subject, key, value, self.draft.values)
             if why and self.has(key) and key not in self._open:

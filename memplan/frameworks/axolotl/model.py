@@ -50,6 +50,10 @@ def read_adapter(keys: Keys) -> None:
         keys.draft.finishers["targets"] = _listed
     keys.skip(*names, "quantize_moe_experts")
     stored = STORED.search(keys.text("base_model") or "") or keys.flag("gptq")
+    if keys.flag("gptq"):
+        keys.skip("gptq_groupsize", "gptq_model_v1")
+        what = "of how many bits a GPTQ checkpoint is, its own config says"
+        keys.draft.ask("quantization", keys.settings.where("gptq"), what, "add --quantization gptq-4bit")
     if four and kind == "lora" and not stored:
         keys.warn("load_in_4bit", "Axolotl quantises for adapter: qlora alone, and casts this base to fp32", "")
         keys.draft.facts["cast"] = True

@@ -179,7 +179,7 @@ def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
     first = next((each for each in doubts if each.asks == "model" or not unnamed), None)
     if first:
         hint = with_experts(one_hint(doubts) or error.hint, given.job.expert_parallel)
-        return NotKnown(f"{first.text}; without that {error.message}", hint)
+        return NotKnown(first.text if unnamed else f"{first.text}; without that {error.message}", hint)
     return NotKnown(error.message, with_experts(model_hint(doubts), given.job.expert_parallel)) if unnamed else error
 
 

@@ -4,7 +4,7 @@ optimizers of its own switches; and which version it is."""
 from dataclasses import replace
 from typing import Any
 
-from memplan.frameworks.base import FILE, Draft, Keys, Origin
+from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.common.image_bounds import fill_with_images
 from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.towers import reads_text_alone
@@ -47,11 +47,15 @@ def rest(keys: Keys) -> None:
     def finish(draft: Draft) -> None:
         said = draft.said
         sharded = said.get("zero_stage") or str(said.get("sharding") or "").startswith("zero")
-        if not sharded and said.get("precision") not in ("bf16", "fp16"):
-            why = f"{' and '.join(on) or 'nothing'} rests in the checkpoint's dtype, and all is counted as trained"
+        mixed = not sharded and said.get("precision") not in ("bf16", "fp16")
+        if mixed and on:
+            why = f"{' and '.join(on)} rests in the checkpoint's dtype, and is counted in fp32, which takes more"
             draft.bound(key, keys.settings.where(key), why, "freezing")
-        elif other:
-            keys.put("freeze", on, other)
+        if mixed and "precision" not in said:
+            amp, origin = draft.facts.get("amp", ("no", Origin(DEFAULT, "no mixed precision is asked for")))
+            draft.put("precision", "fp32" if amp == "no" else f"{amp}-amp", origin)
+        if mixed or other:
+            keys.put("freeze", on, *([other] if other else []))
         if LANGUAGE_MODEL in on and said.get("gradient_checkpointing") == "full":
             _keep_layers(draft, key, keys.settings.where(key), "vision_tower" not in on)
 

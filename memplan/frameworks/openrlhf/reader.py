@@ -26,19 +26,20 @@ from memplan.units import ceil_div
 
 _PROGRAM = re.compile(r"openrlhf[./]cli[./]train_(\w+)")
 _EXAMPLE = re.compile(r"(?:^|/)train_(\w+)\.py$")
-"""Its programs before 0.4, of the folder ``examples``, what is made of them, and what a project adds to a copy."""
+"""Its programs before 0.4, of the folder ``examples``, and what is made of them."""
+_ADDED = re.compile(r"(?:^|/)((?:(?<=cli/)\w+/)?\w+)\.py$")
+"""What a project adds to a copy: under any name, or in a folder of its own."""
 _ITS_OWN = ("--micro_train_batch_size", "--zero_stage")
 
 
 def recognise(document: Document) -> tuple[str, ...]:
-    """Its programs in a script, or those of that name with options that are its alone."""
+    """Its programs in a script, or others with options that are its alone."""
     if document.form != "shell":
         return ()
     if _PROGRAM.search(document.text):
         return ("openrlhf.cli",)
     old = all(option in document.text for option in _ITS_OWN)
-    rows = (command.words for command in document.commands) if old else ()
-    return _ITS_OWN if any(_EXAMPLE.search(word.text) for row in rows for word in row) else ()
+    return _ITS_OWN if old and any(_program(command)[0] for command in document.commands) else ()
 
 
 def read(document: Document, draft: Draft) -> None:
@@ -76,10 +77,11 @@ def _counted_as(name: str, where: str, draft: Draft) -> str:
     Raises NotKnown where there is no such option."""
     meant = next((each for each, row in PROGRAMS.items() if row["method"] == draft.options.get("method")), "")
     if not meant:
-        like = "dpo" if name.endswith("po") else "sft"
-        hint = f"add --method {like} --without program, if it takes what train_{like} does"
-        raise NotKnown(f"{where}: train_{name} is none of OpenRLHF's programs ({', '.join(PROGRAMS)})", hint)
-    why = f"train_{name} is counted as OpenRLHF's train_{meant}"
+        words = re.split(r"[_/]", name)
+        like = next((each for each in ("dpo", "kto", "rm") if each in words), "dpo" if name.endswith("po") else "sft")
+        hint = f"add --method {PROGRAMS[like]['method']} --without program, if it takes what train_{like} does"
+        raise NotKnown(f"{where}: {name} is none of OpenRLHF's programs ({', '.join(PROGRAMS)})", hint)
+    why = f"{name} is counted as OpenRLHF's train_{meant}"
     draft.warn("program", where, why, "method", "add --without program, if it takes no more")
     return meant
 
@@ -91,11 +93,17 @@ def _new_name(key: str, program: str) -> str:
 
 
 def _program(command: Command) -> tuple[str, int]:
-    """(sft, dpo, …, the place of its word), or nothing."""
+    """(sft, dpo, …, the place of its word), or the name of another with OpenRLHF's options, or nothing."""
+    said = " ".join(command.texts)
+    own = all(option in said for option in _ITS_OWN)
     for place, word in enumerate(command.words):
         match = _PROGRAM.search(word.text) or _EXAMPLE.search(word.text)
-        if match:
-            return match.group(1), place
+        added = _ADDED.search(word.text) if own else None
+        if match and (added is None or "/" not in added[1]):
+            name = match[1]
+            return name if name in (*PROGRAMS, "ppo") else f"train_{name}", place
+        if added:
+            return added[1], place
     return "", 0
 
 

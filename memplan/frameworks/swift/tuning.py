@@ -11,7 +11,7 @@ from memplan.frameworks.common.image_bounds import fill_with_images
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.megatron.keys import FUSED_LINEARS
 from memplan.frameworks.own_words.names import lora_targets, module_names
-from memplan.frameworks.swift.keys import FROM_ABOVE, NOT_MODELLED
+from memplan.frameworks.swift.keys import FROM_ABOVE, NOT_MODELLED, TUNERS
 from memplan.spec.freezing import LANGUAGE_MODEL
 
 EVERY = ("all-linear", "ALL", "all")
@@ -19,6 +19,10 @@ USUAL = ("q_proj", "k_proj", "v_proj")
 """Of most models: the query, key and value that DEFAULT stands for."""
 PARTS = {"freeze_vit": "vision_tower", "freeze_aligner": "multi_modal_projector", "freeze_llm": LANGUAGE_MODEL}
 LIKE_LORA = ("lora", "longlora", "adalora", "lora_llm")
+OF_TOWERS = re.compile(
+    r"(?i)vis(ion|ual)|audio|(^|[._])(vit|vpm|apm|aligner|merger|mlp1|resampler|connector)|projector"
+)
+"""Modules of a model that sees or hears, outside of its language model."""
 BESIDE = "lora_llm"
 """Adapters on the language model, and tower and projector whole (tuner_plugin/lora_llm.py)."""
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
@@ -39,8 +43,10 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
     keys.skip("lora_rank", "lora_alpha", "lora_dropout", "target_modules", "target_regex", "modules_to_save",
               "lora_dtype", "lora_bias", "use_dora", *PARTS, "adalora_init_r",
               "lora_modules")  # fmt: skip
+    others = {key for key in keys.settings.values if _of_another(key, kind, keys)}
+    keys.skip(*others)
     for key, (decides, why) in NOT_MODELLED.items():
-        if str(keys.get(key)).strip().lower() not in ("none", "false", "0", "0.0", "[]", ""):
+        if key not in others and keys.is_on(key):
             (keys.bound if key in FROM_ABOVE else keys.warn)(key, why, decides)
     if kind == "full":
         keys.put("lora", None, "tuner_type")
@@ -60,6 +66,15 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
         keys.warn("freeze_llm", "the language model is counted as adapted", "freezing")
     _lora(keys, kind, newest)
     return True
+
+
+def _of_another(key: str, kind: str, keys: Keys) -> bool:
+    """Whether it is of a tuner that does not run, or names what ``freeze_vit`` and its like rest: ``args.json`` holds
+    all that there is."""
+    if key == "freeze_parameters" and keys.has("swift_version"):
+        return all(map(OF_TOWERS.search, keys.names(key) or ())) and any(map(keys.flag, PARTS))
+    switch = next((switch for start, switch in TUNERS.items() if key.startswith(start)), kind)
+    return switch not in (kind, str(keys.raw("init_weights"))) and not keys.is_on(switch)
 
 
 def leave_tower(draft: Draft) -> None:

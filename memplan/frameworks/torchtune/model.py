@@ -22,7 +22,8 @@ def put_model(keys: Keys, dtype: str) -> None:
     elif model is not None:
         keys.put("model", model, at)
     else:
-        raise keys.settings.error(at, f"{path[:80] or 'nothing'} is no model of torchtune's that is known", MODEL)
+        what = f"{path[:80] or 'nothing'} is no model of torchtune's that is known"
+        keys.draft.ask("model", keys.settings.where(at), what, MODEL)
     if name in WITH_IMAGES:
         keys.warn(at, "its images, and what of its tower trains, are not counted", "model")
     if kind or keys.has("model.lora_rank"):
