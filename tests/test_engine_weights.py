@@ -6,6 +6,7 @@ import pytest
 
 from memplan.api import estimate
 from memplan.engine.generation.loading import loaded_bytes
+from memplan.engine.generation.rank import stages_of
 from memplan.engine.generation.weights import padded_vocabulary, rotary_bytes, weights_bytes
 from memplan.gpus import find_gpu
 from memplan.models import load_model
@@ -101,6 +102,23 @@ def test_segments_that_grow_leave_nothing() -> None:
 def test_on_rocm_free_memory_is_what_falls() -> None:
     of = engine("qwen2.5-7b")
     assert weights_bytes(of, find_gpu("mi300x-192gb")) > weights_bytes(of, find_gpu("h100-80gb"))
+
+
+def test_of_several_stages_the_fullest_counts() -> None:
+    """DeepSeek-V2.5's second has no dense layer and the head: 28.48 GiB in a log, where the first has 27.63."""
+    of = engine("deepseek-v2", "0.8.4", tensor_parallel=8, pipeline_parallel=2)
+    assert weights_bytes(of) / GiB == pytest.approx(28.48, rel=0.0015)
+    assert [part.stop - part.start for part in stages_of(61, 4)] == [15, 15, 16, 15]
+    assert [part.stop - part.start for part in stages_of(7, 3)] == [2, 3, 2]
+
+
+def test_products_with_the_latents_matrix_stand_beside_it_in_vllm_0_7() -> None:
+    """DeepSeek-V2-Lite on eight ranks: 229.5 MiB of W_Q_UK, W_UV_O and W_QR; none of formats without a latent."""
+    given = {"tensor_parallel": 8, "itemsize": 2}
+    sizes = {version: weights_bytes(engine("deepseek-v2-lite", version, **given)) for version in ("0.7.1", "0.8.0")}
+    assert (sizes["0.7.1"] - sizes["0.8.0"]) / MiB == pytest.approx(229.5, abs=1)
+    awq = [weights_bytes(engine("deepseek-v2-lite", at, quantization="awq", **given)) for at in ("0.7.1", "0.8.0")]
+    assert awq[0] == awq[1]
 
 
 def test_queries_keys_and_values_are_one_tensor() -> None:

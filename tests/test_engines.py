@@ -577,6 +577,33 @@ def test_a_profile_run_holds_its_images_and_what_the_tower_made_of_them() -> Non
     assert said(**keys, tokens=40960, engine_version="0.8.2").activation_bytes > 5 * GiB
 
 
+@pytest.mark.parametrize(
+    ("version", "each"),
+    [("0.6.6", 2 * 16 * 256 * 2), ("0.7.1", 1152), ("0.7.2", 1280), ("0.8.4", 1280), ("0.8.5", 1152)],
+)
+def test_the_first_engine_keeps_every_head_then_a_padded_latent(version: str, each: int) -> None:
+    """Bytes of a token and layer: 512 + 64 elements of DeepSeek-V2-Lite's, or its 16 heads padded to 256."""
+    assert layout(engine("deepseek-v2-lite", version)).token_bytes == 27 * each
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens"),
+    [
+        ({}, 2048),
+        ({"lora": {"r": 16}}, 65536),
+        ({"model": "deepseek-v2-lite"}, 65536),
+        ({"model": "mistral-7b-v0.1"}, 65536),
+        ({"gpu": "mi300x-192gb"}, 65536),
+    ],
+)
+def test_the_first_engine_divides_no_long_prompt_of_some(keys: dict[str, Any], tokens: int) -> None:
+    """One of latents or windows, with an adapter, on AMD's cards; others from 32,768 tokens on."""
+    rollout = {"engine": "vllm", "engine_version": "0.8.4", "max_model_len": 65536}
+    job = {"model": "llama-3.1-8b", "gpu": CARD, **keys, "method": "generate", "rollout": rollout}
+    shown = estimate(job).job["rollout"]
+    assert shown["max_num_batched_tokens"] == tokens
+
+
 def test_a_sampler_without_a_sort_leaves_more_to_the_cache() -> None:
     """Of versions that sort; what is asked for after top-p is sorted whatever samples."""
     plain, flash = said(engine_version="0.10.1"), said(engine_version="0.10.1", sampler="flashinfer")

@@ -12,7 +12,8 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engines import ERAS, LEAST_CAPABILITY, era_of, version_of
+from memplan.tables.engine_defaults import batched_tokens
+from memplan.tables.engines import ERAS, LEAST_CAPABILITY, Era, era_of, version_of
 from memplan.tables.generation import Generation
 from memplan.units import DTYPE_BYTES
 
@@ -40,6 +41,14 @@ def level_of(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> i
     if level and adapters and row.adapter_sleep:
         return row.adapter_sleep
     return level
+
+
+def forward_tokens(era: Era, usual: int, longest: int, spec: ModelSpec, otherwise: object) -> int:
+    """max_num_batched_tokens where nobody says. V0 divides no prompt, however long, of a model with images, latents or
+    windows, and ``otherwise``: an adapter, a draft, AMD's card (vllm 0.8 engine/arg_utils.py: _set_default_args_v0)."""
+    kept = any(getattr(mixer, "kind", "") == "latent" or getattr(mixer, "window", None) for mixer in spec.mixers)
+    least = 5120 if spec.tower else 2048 * bool(kept or otherwise)
+    return batched_tokens(era, usual, longest, least, bool(spec.tower and spec.tower.masks_windows))
 
 
 def beside_images(share: float, given: bool, version: str, spec: ModelSpec) -> float:

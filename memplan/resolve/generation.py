@@ -2,7 +2,16 @@
 
 from memplan.errors import InvalidJob
 from memplan.models import load_model
-from memplan.resolve.engines import away_of, beside_images, checked, drafted, level_of, shares_weights, syncing
+from memplan.resolve.engines import (
+    away_of,
+    beside_images,
+    checked,
+    drafted,
+    forward_tokens,
+    level_of,
+    shares_weights,
+    syncing,
+)
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import as_base
 from memplan.spec.generation import Generator, indivisible
@@ -15,7 +24,6 @@ from memplan.tables.engine_defaults import (
     UNSLOTH_SEQUENCES,
     UNSLOTH_SHARE,
     Card,
-    batched_tokens,
     defaults_of,
     standby_share,
     taken_by,
@@ -135,8 +143,8 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
             f"rollout.max_model_len: {length} is shorter than prompt and completion, {prompt + completion} tokens",
             f"use rollout.max_model_len {prompt + completion}, or shorter lengths",
         )
-    each = found.rows * found.batch.accumulation
-    rows = ceil_div(each * (found.parallel.world // found.parallel.model) * ranks, gpus)
+    each = found.rows * found.batch.accumulation * (found.parallel.world // found.parallel.model)
+    rows = ceil_div(each * ranks, gpus)
     adapters = row.adapters and found.adapter is not None
     sleep = level_of(asked, row, adapters, shared) if not separate else 0
     gpu = found.hardware.gpu
@@ -160,6 +168,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
             "rollout: on cards of its own it generates while the trainer trains on the completions of the step before "
             f"({found.trainer.title}'s recipe one_step_off_policy)"
         )
+    slots = found.adapter.rank if found.adapter is not None and (adapters or shared) else 0
     itemsize, away = _itemsize(asked.dtype, whole, row), away_of(job, found, row, separate)
     base = found.quantised.scheme if found.quantised else None, found.trainer
     if sleep and not row.emptied and not any(away):
@@ -187,7 +196,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         or usual.sequences,
         max_num_batched_tokens=asked.max_num_batched_tokens
         or row.tokens
-        or batched_tokens(era, usual.tokens, length, bool(seen.tower), bool(seen.tower and seen.tower.masks_windows)),
+        or forward_tokens(era, usual.tokens, length, seen, slots or asked.draft or (gpu and gpu.vendor == "amd")),
         prompt_length=prompt,
         completion_length=completion,
         rows=rows,
@@ -201,7 +210,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         sleep=sleep,
         shared_weights=shared,
         draft=drafted(asked, whole, notes),
-        adapter_rank=found.adapter.rank if found.adapter is not None and (adapters or shared) else 0,
+        adapter_rank=slots,
         syncing=syncing(job, found, row, shared),
         away=away,
         empties=row.emptied,
@@ -210,8 +219,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         host_copy=row.host_copy,
         margin=found.hardware.margin,
     )
-    told = asked.dtype or ("bf16" if row.half else None)
-    made = checked(made, found.hardware.gpu, found.hardware.expandable_segments, told)
+    made = checked(made, gpu, found.hardware.expandable_segments, asked.dtype or ("bf16" if row.half else None))
     return made._replace(scorer=_scorer(job, found, notes))
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from memplan.errors import InvalidJob
-from memplan.resolve.engines import beside_images, checked, drafted
+from memplan.resolve.engines import beside_images, checked, drafted, forward_tokens
 from memplan.resolve.models import policy_model
 from memplan.resolve.notes import Notes
 from memplan.spec.generation import Generator
@@ -14,7 +14,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engine_defaults import Card, batched_tokens, defaults_of
+from memplan.tables.engine_defaults import Card, defaults_of
 from memplan.tables.engines import LATEST, era_of
 from memplan.tables.methods import METHODS
 from memplan.tables.quantizations import PLAIN_IN_NVFP4
@@ -108,7 +108,7 @@ def generator(job: Job, spec: ModelSpec, gpu: Gpu, notes: Notes) -> Generator:
     usual = defaults_of(engine, version, card, tensor * stages, server=True)
     rows = rollout.max_num_seqs or usual.sequences
     seen = spec.but(tower=None) if rollout.language_model_only else spec
-    whole = batched_tokens(era, usual.tokens, longest, bool(seen.tower), bool(seen.tower and seen.tower.masks_windows))
+    whole = forward_tokens(era, usual.tokens, longest, seen, job.lora or rollout.draft or gpu.vendor == "amd")
     tokens = rollout.max_num_batched_tokens or min(whole, rows * longest)
     given = rollout.mem_fraction_static if engine == "sglang" else rollout.gpu_memory_utilization
     share = given or usual.share or era.default_share

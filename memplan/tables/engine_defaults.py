@@ -95,14 +95,12 @@ WHOLE_VIDEO = 2496
 which raise 2,048 to them; 0.19's have 2,048."""
 
 
-def batched_tokens(era: Era, usual: int, longest: int, images: bool, whole: bool) -> int:
-    """max_num_batched_tokens where nobody says. ``longest``: max_model_len; ``images``: it takes some, which V0 never
-    divides (vllm 0.7.3 engine/arg_utils.py:1170); ``whole``: videos attend to themselves."""
+def batched_tokens(era: Era, usual: int, longest: int, undivided: int, whole: bool) -> int:
+    """Of one forward. ``longest``: max_model_len; ``undivided``: the least that V0 takes where it divides no prompt of
+    any length; ``whole``: videos attend to themselves."""
     if not era.whole_prompts:
         return max(usual, WHOLE_VIDEO * (whole and era.counts_states))  # since 0.20
-    if images:
-        return max(5120, longest)
-    return max(2048, longest) if longest <= LONGEST_WHOLE else 2048
+    return max(undivided, 2048, longest) if undivided or longest <= LONGEST_WHOLE else 2048
 
 
 UNSLOTH_SHARE, UNSLOTH_SEQUENCES = 0.5, 256

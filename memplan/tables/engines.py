@@ -66,7 +66,8 @@ class Era(NamedTuple):
     estimate: float = 0.0
     """The engine's estimate of the graphs, which is taken from the cache, over what they take."""
     whole_prompts: bool = False
-    """A prompt up to 32,768 tokens is one forward, whatever else is said (V0 without chunked prefill)."""
+    """A prompt up to 32,768 tokens is one forward, whatever else is said (V0 without chunked prefill), and any beside
+    what it does not divide (``resolve/engines.py``: undivided)."""
     strands: bool = False
     """Where it can sleep, weights that loading replaces (for a kernel's layout, or quantised there) stay in its pool as
     PyTorch's, so that the cache is given their place a second time."""
@@ -76,6 +77,11 @@ class Era(NamedTuple):
     """What its figure of the weights counts (``engine/generation/loading.py``)."""
     pools: tuple[str, ...] = ()
     """Families whose layers with a window have a pool of their own, with fewer tokens (``engine/generation/kv.py``)."""
+    latent: int = 1
+    """Bytes that a token's latent (MLA) is padded to a multiple of; 0: every head's keys and values are kept instead,
+    padded to 256 (vllm 0.6 config.py: get_head_size)."""
+    absorbs: bool = False
+    """Attention's products with the latent's matrix are kept beside it (VLLM_MLA_PERFORM_MATRIX_ABSORPTION)."""
     context_inside: bool = False
     """What lies outside PyTorch is counted with the CUDA context."""
 

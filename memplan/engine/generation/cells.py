@@ -9,11 +9,15 @@ from memplan.errors import InvalidJob
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Mixer
-from memplan.units import DTYPE_BYTES
+from memplan.tables.engines import era_of
+from memplan.units import DTYPE_BYTES, round_up
 
 FP32 = DTYPE_BYTES["fp32"]
 SPARSE_FP8 = 656
 """Bytes of a token where DeepSeek's sparse attention keeps fp8 (vllm 0.11 v1/kv_cache_interface.py: fp8_ds_mla)."""
+
+UNFOLDED = 256
+"""Width of a head of keys and of values where no latent is kept (``Era.latent``)."""
 
 
 class Cell(NamedTuple):
@@ -83,7 +87,10 @@ def _attention(mixer: Any, of: Generator) -> tuple[Cell, ...]:
 
 def _latent(mixer: Any, of: Generator) -> tuple[Cell, ...]:
     """One latent and its rotated part, whole on each rank; an indexer's keys in fp8 with a scale beside them."""
-    plain = (mixer.latent + mixer.rope) * of.kv_itemsize
+    multiple = era_of(of.engine, of.version).latent
+    if not multiple:
+        return (Cell("full", 2 * mixer.num_heads // of.tensor_parallel * UNFOLDED * of.kv_itemsize),)
+    plain = round_up((mixer.latent + mixer.rope) * of.kv_itemsize, multiple)
     found = Cell("latent", SPARSE_FP8 if mixer.indexed and of.kv_itemsize == 1 else plain)
     return (found,) if mixer.indexer is None else (found, Cell("latent", mixer.indexer.width + FP32))
 

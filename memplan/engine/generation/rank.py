@@ -1,7 +1,8 @@
 """How one rank of an engine holds matrices: how they are divided, in which format, padded for which card's kernels."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from memplan.engine.generation.formats import FORMATS, quantises
 from memplan.spec.parts import FeedForward, Linear, Part
@@ -75,6 +76,9 @@ class Rank(NamedTuple):
     """The latent's matrix is copied for attention where it is not quantised too: its two halves, turned round (sglang
     0.5.5 models/deepseek_v2.py: w_kc, w_vc; vLLM has views)."""
 
+    products: bool = False
+    """Attention's products with the latent's matrix stand beside it (``Era.absorbs``)."""
+
     def of_module(self, part: Part) -> str:
         """The name of a part's module in a checkpoint."""
         return "mlp" if isinstance(part, FeedForward) else MODULES.get(getattr(part, "kind", ""), "")
@@ -100,3 +104,21 @@ class Rank(NamedTuple):
         if quantises(self.format):
             return *self.packed(rows, linear.inputs), *bias
         return rows * linear.inputs * self.itemsize, *bias
+
+
+def stages_of(layers: int, stages: int) -> list[slice]:
+    """Layers of each pipeline stage: those left over go to the last but one and those before (vllm
+    distributed/utils.py: get_pp_indices). One stage has all, and what rests among them."""
+    if stages == 1:
+        return [slice(None)]
+    each, over = divmod(layers, stages)
+    ends = list(accumulate(each + (stages - 1 - over <= number < stages - 1) for number in range(stages)))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def products(mixer: Any, rank: Rank, ranks: int) -> Tensors:
+    """W_Q_UK, W_UV_O and W_QR: of the queries' and the output's matrix with the latent's, and a copy of what turns."""
+    queries = next(linear.inputs for linear in mixer.linears if linear.name in ("q_proj", "q_b_proj"))
+    heads, form = mixer.num_heads // ranks, rank.form_of("self_attn", "kv_b_proj")
+    each = heads * mixer.latent * (1 if form.startswith("fp8") else rank.itemsize)
+    return each * queries, each * mixer.linears[-1].outputs, queries * heads * mixer.rope * rank.itemsize

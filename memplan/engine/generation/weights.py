@@ -11,7 +11,7 @@ from typing import Any
 from memplan.engine.generation.cells import drafting_layer
 from memplan.engine.generation.formats import kernels_of, quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.engine.generation.rank import UNGATED, Rank, Tensors, of_mxfp4
+from memplan.engine.generation.rank import UNGATED, Rank, Tensors, of_mxfp4, products, stages_of
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
@@ -19,7 +19,7 @@ from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_HOPPER, HOPPER, ROCM, era_of, version_of
 from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
 from memplan.tables.quantizations import DRAFT, LEFT_AT_MOST, PLAIN_IN_NVFP4, USUAL, Stored
-from memplan.units import ceil_div, round_up
+from memplan.units import round_up
 
 VOCABULARY_PADDING = 64
 """Rows of embedding and head are padded to a multiple of it (vllm 0.11 layers/vocab_parallel_embedding.py:23)."""
@@ -96,6 +96,8 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     form = served(of)
     rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, form.format, form.group, plain=form.plain)
     rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor, absorbs=of.engine == "sglang")
+    latent = of.engine == "vllm" and form.format.startswith(("none", "fp8"))
+    rank = rank._replace(products=latent and era_of("vllm", of.version).absorbs)
     routers = dict.fromkeys(FP32_ROUTERS, of.itemsize) | FP32_GATES  # those of transformers alone
     rank = rank._replace(router_itemsize=routers.get(spec.family, 0))
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in (*BEFORE_HOPPER, *ROCM)):
@@ -106,12 +108,7 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     rank = rank._replace(format=kernels.get(rank.format, rank.format))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
-    stages = of.pipeline_parallel
     whole = *_of_no_layer(of, rank), *_of_chosen(of, architecture)
-    alone = stages == 1 or (of.engine == "vllm" and of.model.family in ENDS_ON_EACH_STAGE)
-    if alone or first + sum(whole) >= last:
-        yield first
-        yield from whole
     each = chain.from_iterable(repeat(run.layer, run.count) for run in (*spec.runs, *spec.resting))
     plain, others, nothing = dict(form.layers), dict(form.others), frozenset[Any]()
 
@@ -120,11 +117,17 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         forms = frozenset((name, kernels.get(form, form)) for name, form in apart)
         return _layer(layer, rank._replace(plain=rank.plain | left, others=forms))
 
-    layers = (held(layer, plain.get(at, nothing), others.get(at, nothing)) for at, layer in enumerate(each))
-    yield from chain.from_iterable(list(layers)[: ceil_div(spec.num_layers, stages) if stages > 1 else None])
+    layers = [held(layer, plain.get(at, nothing), others.get(at, nothing)) for at, layer in enumerate(each)]
+    stages, before = of.pipeline_parallel, (first, *whole)
+    parts = [tuple(chain.from_iterable(layers[part])) for part in stages_of(spec.num_layers, stages)]
+    alone = stages == 1 or (of.engine == "vllm" and of.model.family in ENDS_ON_EACH_STAGE)
+    ends = {0: 0 if alone else sum(before), stages - 1: 0 if alone else last}
+    at = max(range(stages), key=lambda number: sum(parts[number]) + ends.get(number, 0))
+    yield from before if alone or not at else ()
+    yield from parts[at]
     yield from filter(None, (_adapters(of) // stages,))
     yield from _draft(of, rank)
-    if not spec.head_is_tied if alone else first + sum(whole) < last:
+    if not spec.head_is_tied if alone else at == stages - 1:
         yield last
 
 
@@ -212,9 +215,10 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
     found += (bare.parameters * (bare.itemsize or rank.itemsize) // ranks for bare in part.tensors)
     found += (norm.parameters * (norm.itemsize or rank.itemsize) for norm in part.norms)
     # attention multiplies by the latent's matrix in 16 bits, whatever it came in
-    latent = (linear for linear in part.linears if linear.name.endswith("kv_b_proj"))
+    latent = [linear for linear in part.linears if linear.name.endswith("kv_b_proj")]
     copied = (each for each in latent if rank.absorbs or quantises(rank.form_of(module, each.name)))
     found += (linear.parameters * rank.itemsize // ranks for linear in copied)
+    found += products(part, rank, ranks) if latent and rank.products else ()
     if isinstance(part, FeedForward):
         for linears in joined(part.shared):
             here = rank.of("mlp.shared_expert", (linear.name for linear in linears))
