@@ -240,8 +240,8 @@ UNREAD = {
     "litgpt": ("strange: 1", ("strange",)),
     "torchtitan": ('strange_degree = 2\n[optimizer]\nname = "Muon"', ("parallelism.strange_degree", "optimizer.name")),
     "megatron": (
-        "--fp4-format e2m1 --new-offload-thing 3 --micro-bach-size 4 --no-fp8-wgrad --hybrid-context-parallel",
-        ("fp4_format", "new_offload_thing", "micro_bach_size", "no_fp8_wgrad", "hybrid_context_parallel"),
+        "--new-offload-thing 3 --micro-bach-size 4 --no-fp8-wgrad --hybrid-context-parallel",
+        ("new_offload_thing", "micro_bach_size", "no_fp8_wgrad", "hybrid_context_parallel"),
     ),
     "mindspeed": ("--swap-attention", ("swap_attention",)),
     "openrlhf": ("--ds.strange 3 --full_determinism", ("ds.strange", "train.full_determinism_enable")),

@@ -173,9 +173,17 @@ def test_products_in_fp8_are_faster_by_what_was_measured_and_casts_cost() -> Non
     half, eight = recipe(**DENSE), recipe(**DENSE, megatron={"fp8_format": "hybrid"})
     work = model_work(half.model)
     slow, fast = (layers_pass(work, shape_of(each, work), H100, EXPECTED) for each in (half, eight))
-    assert 1.5 < slow.products / fast.products <= H100.eight
+    assert 1.5 < slow.products / fast.products <= H100.narrow[0]
     assert slow.forward - fast.forward < slow.products - fast.products
     assert slow.attention == fast.attention
+
+
+def test_products_in_fp4_are_faster_still() -> None:
+    """Megatron-Bridge's Llama 3.1 405B on GB300 gains 35 to 40 % over FP8 (containers 26.04 to 26.06)."""
+    kinds = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"}, {"fp4_format": "e2m1"}
+    b200 = card(find_gpu("b200-180gb"))
+    took = [seconds(recipe(**{**DENSE, "gpu": "b200-180gb"}, megatron=of), b200) for of in kinds]
+    assert 1.2 < took[0] / took[1] < b200.narrow[1] / b200.narrow[0]
 
 
 def test_casts_of_float8_are_worth_it_where_they_are_fused() -> None:

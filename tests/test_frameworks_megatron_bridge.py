@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from framework_cases import read_text as read
@@ -102,13 +103,30 @@ def test_program_whose_config_is_written_over_at_run_time(tmp_path: Path) -> Non
     ("more", "word"),
     [
         ("ddp.use_megatron_fsdp=True", "use_megatron_fsdp"),
-        ("mixed_precision=bf16_with_fp8_delayed_scaling_mixed", "fp8"),
+        ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "mixed_precision"),
+        ("mixed_precision.fp8=hybrid", "fp8"),
         ("model.num_layers=4", "num_layers"),
         ("optimizer.optimizer=dist_muon", "optimizer"),
     ],
 )
 def test_what_decides_and_is_not_modelled(tmp_path: Path, more: str, word: str) -> None:
     assert word in unclear(tmp_path, RUN.replace("logger.log_interval=1", more), "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("bf16_with_fp8_delayed_scaling_mixed", {"fp8_format": "hybrid", "fp8_param_gather": True}),
+        ("bf16_with_mxfp8_mixed", {"fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True}),
+        ("bf16_with_fp8_subchannel_scaling_mixed", {"fp8_format": "hybrid", "fp8_recipe": "blockwise"}),
+        ("bf16_with_nvfp4_mixed", {"fp4_format": "e2m1", "fp4_param_gather": True}),
+    ],
+)
+def test_precisions_that_are_known_by_name(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
+    found = read(tmp_path, RUN.replace("logger.log_interval=1", f"mixed_precision={name}"), "run.sh")
+    assert not [each for each in found.unread if each.decides == "precision"]
+    settings = found.job.megatron.model_dump()
+    assert settings.items() >= keys.items()
 
 
 def test_adapters_by_recipe_or_mode(tmp_path: Path) -> None:

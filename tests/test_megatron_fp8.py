@@ -21,6 +21,7 @@ JOB: dict[str, Any] = {"model": "llama-3.1-8b", "method": "sft", "trainer": "meg
 
 def recipe(recipe: str = "", gpu: str = "h100-80gb", **megatron: Any) -> Recipe:
     fp8 = {"fp8_format": "hybrid", "fp8_recipe": recipe} if recipe else {}
+    fp8 = {"fp4_format": "e2m1"} if recipe == "nvfp4" else fp8
     return resolve(read_job({**JOB, "gpu": gpu, "megatron": {**fp8, **megatron}}))
 
 
@@ -33,7 +34,8 @@ def rows(of: Recipe) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "saved", "projection"), [("tensorwise", 1, 0), ("delayed", 1, 1), ("mxfp8", 33 / 32, 0)]
+    ("name", "saved", "projection"),
+    [("tensorwise", 1, 0), ("delayed", 1, 1), ("mxfp8", 33 / 32, 0), ("nvfp4", 9 / 16, 0)],
 )
 def test_products_save_their_inputs_in_fp8(name: str, saved: float, projection: int) -> None:
     """Both norms' outputs and the second matmul's input; with delayed scaling the output matmul's too."""
@@ -57,6 +59,13 @@ def test_weights_have_copies_of_the_layouts_that_products_read(name: str, gpu: s
     assert found["weights"] == rows(recipe(gpu=gpu))["weights"]
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_weights_in_fp4_have_two_copies_with_a_scale_for_16(alone: bool) -> None:
+    found, plain = rows(recipe("nvfp4", "b200-180gb", fp4_param_gather=alone)), rows(recipe(gpu="b200-180gb"))
+    assert found["weights in FP4"] == PRODUCTS * 9 / 8
+    assert plain["weights"] - found["weights"] == (PRODUCTS * 2 if alone else 0)
+
+
 def test_weights_in_fp8_alone() -> None:
     plain, alone = rows(recipe()), rows(recipe("tensorwise", fp8_param_gather=True))
     assert plain["weights"] - alone["weights"] == PRODUCTS * 2
@@ -78,6 +87,9 @@ def test_the_high_figure_saves_half_precision() -> None:
         ({"dtype": "fp16", "megatron": {"fp8": "hybrid"}}, "megatron.fp8_format: products in FP8 need bf16"),
         ({"megatron": {"fp8_param": True}}, "megatron.fp8_param_gather: needs fp8_format"),
         ({"megatron": {"fp8": "hybrid"}, "lora": {"r": 8}}, "trainer: Megatron-LM with LoRA and products in FP8"),
+        ({"gpu": "h100-80gb", "megatron": {"fp4": "e2m1"}}, "megatron.fp4_recipe: nvfp4 needs compute capability 10.0"),
+        ({"megatron": {"fp4": "e2m1", "fp8": "hybrid"}}, "megatron.fp4_format: not with fp8_format"),
+        ({"megatron": {"fp4_param": True}}, "megatron.fp4_param_gather: needs fp4_format"),
         ({"megatron": {"fp8": "hybrid", "first_last_layers_bf16": True}}, "megatron.first_last_layers_bf16: not mod"),
     ],
 )

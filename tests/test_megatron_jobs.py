@@ -141,7 +141,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trainer": "pytorch", "megatron": {"cp_comm_type": "a2a"}}, "megatron: settings, and"),
     ({"megatron": {"cp_comm_type": "ring"}}, "megatron.cp_comm_type: unknown value 'ring'"),
     ({"megatron": {"fp8": True}}, "megatron.fp8_format: unknown value 'true'"),
-    ({"megatron": {"fp4": "e2m1"}}, "megatron.fp4: not modelled yet"),
     ({"megatron": {"moe_pad_expert_input_to_capacity": True}}, "megatron.moe_pad_expert_input_to_capacity: needs a"),
     ({"megatron": {"overlap_param_gather": True}}, "megatron.overlap_param_gather: needs overlap_grad_reduce"),
     ({"megatron": {"optimizer_cpu_offload": True}}, "megatron.optimizer_cpu_offload: needs use_precision_aware"),

@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import inf
 from statistics import NormalDist
 
-from memplan.cost.rates import TERA, Device
+from memplan.cost.rates import NARROW, OTHER_NARROW, TERA, Device
 from memplan.cost.work import Work, model_work
 from memplan.spec.recipe import Recipe
 
@@ -24,12 +24,14 @@ def slowest(on: Device, cards: int) -> Device:
 
 
 def least_seconds(recipe: Recipe) -> float:
-    """Of one optimizer step, where every card did what its data sheet says in dense bf16, or twice that in FP8; 0 where
-    that says nothing."""
+    """Of one optimizer step, where every card did what its data sheet says in dense bf16, twice that in FP8, or so many
+    times in FP4; 0 where that says nothing."""
     gpu = recipe.hardware.gpu
     peak = (gpu.bf16_tflops or gpu.fp16_tflops or inf) * TERA if gpu else inf
-    doubled = 2 if recipe.megatron.fp8_format or recipe.operators.kernels.float8 else 1
-    return least_flop(recipe) / (doubled * peak * recipe.parallel.world)
+    times = 2.0 if recipe.megatron.fp8_format or recipe.operators.kernels.float8 else 1.0
+    if gpu and recipe.megatron.fp4_format:
+        times = NARROW.get(gpu.architecture, OTHER_NARROW)[1]
+    return least_flop(recipe) / (times * peak * recipe.parallel.world)
 
 
 def least_flop(recipe: Recipe) -> float:

@@ -22,28 +22,31 @@ from memplan.cost.rates import Device, Rates, products_rate
 from memplan.cost.work import Product, Work
 from memplan.spec.recipe import Recipe
 
-CASTS: dict[str, float] = {"delayed": 3.5, "tensorwise": 5.5, "blockwise": 4.0, "mxfp8": 4.0}
+CASTS: dict[str, float] = {"delayed": 3.5, "tensorwise": 5.5, "blockwise": 4.0, "mxfp8": 4.0, "nvfp4": 5.0}
 """Bytes of casting one element of half precision to FP8 in Transformer Engine: read (2) and written in both layouts
 (2), and read once more for a scale of the whole tensor that no history tells (2), but for norms, which find it (2.13
-pytorch/csrc/extensions/normalization.cpp: FUSED_NORM_AMAX_FP8) or with a history write FP8 themselves (FULLY_FUSED)."""
+pytorch/csrc/extensions/normalization.cpp: FUSED_NORM_AMAX_FP8) or with a history write FP8 themselves (FULLY_FUSED); to
+FP4 read for its scale and for the cast (4), and written in half a byte twice (1; 2.20 csrc/quantizer.cpp)."""
 CAST_COMPILED, CAST_ALONE = 6.0, 19.0
 """The same of torchao's operations compiled; alone they go by way of fp32: written and read twice (12), and one (1)
 more (float8/float8_utils.py)."""
 
 
 class Eight(NamedTuple):
-    """Which products run in FP8, and what their operands' casts move."""
+    """Which products run in FP8 or FP4, and what their operands' casts move."""
 
     cast: float
     """Bytes of each element that comes in, and of each gradient's: read, for the scale and the cast, and written."""
     weight_gradient: bool = True
     experts: bool = True
+    itemsize: float = 1.0
 
 
 def eight_of(recipe: Recipe) -> Eight | None:
     """Transformer Engine's products in Megatron, or torchao's of linears: stacked experts stay as they are."""
     if recipe.trainer.megatron:
-        return Eight(CASTS[recipe.megatron.fp8_recipe]) if recipe.megatron.fp8_format else None
+        kind = recipe.megatron.narrow
+        return Eight(CASTS[kind], itemsize=0.5 if recipe.megatron.fp4_format else 1.0) if kind else None
     own = recipe.operators.kernels.float8
     return Eight(CAST_COMPILED if own.fused else CAST_ALONE, own.weight_gradient, experts=False) if own else None
 
@@ -96,7 +99,7 @@ def products(each: Work, layout: Layout, device: Device, rates: Rates) -> Produc
         if eight:
             come += at.rows * at.inner * at.batches
             out += at.rows * at.columns * at.batches
-        low = 1 if eight else layout.itemsize
+        low = eight.itemsize if eight else layout.itemsize
         sizes = low, low, low if eight is None or eight.weight_gradient else layout.itemsize
         inputs = at._replace(columns=at.inner, inner=at.columns)
         weights = Extents(at.columns, at.inner, at.rows, at.batches)
@@ -155,7 +158,7 @@ SUM_BYTES = 8
 
 
 def product_seconds(
-    rows: float, columns: float, inner: float, batches: float, itemsize: int, device: Device, rates: Rates
+    rows: float, columns: float, inner: float, batches: float, itemsize: float, device: Device, rates: Rates
 ) -> float:
     """Of ``batches`` products [rows, inner] × [inner, columns] in one kernel (a grouped product), or of one.
 
@@ -166,7 +169,7 @@ def product_seconds(
 
 
 @lru_cache(maxsize=1 << 16)
-def _seconds(rows: int, columns: int, inner: int, batches: int, itemsize: int, device: Device, rates: Rates) -> float:
+def _seconds(rows: int, columns: int, inner: int, batches: int, itemsize: float, device: Device, rates: Rates) -> float:
     speed = products_rate(device, rates, itemsize)
     memory = device.memory * rates.memory
     written = batches * rows * columns * max(itemsize, HALF) / memory

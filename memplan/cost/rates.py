@@ -64,11 +64,11 @@ AT_LIMIT = 0.85
 """Of these shares, from which down a card was measured at its power limit: it keeps that rate."""
 GEFORCE = 1.05
 """Of other GeForce cards: 4070 SUPER 76 of 71 TFLOP/s, 3080 Ti 76.5 of 68 (``TABLE``)."""
-FP8: dict[str, float] = {"10.0": 2785.5 / 1416.9, "10.3": 2.0}
-OTHER_FP8 = 1402.6 / 794.5
-"""Rate of products in FP8 against bf16's. B200: 4096x4096x4096 of ``XLA``. 10.3: by specification, where a GB300 has
-1.16 times a GB200's FP8 (3,286 and 2,830 TFLOP/s over 10,000 products, egmsft/AI-benchmarking-guide@3371c0c). Others:
-as measured on an H100 SXM (ml-engineering@b9e2972, the same table)."""
+NARROW: dict[str, tuple[float, float]] = {"10.0": (2785.5 / 1416.9, 4.0), "10.3": (2.0, 6.0)}
+OTHER_NARROW = (1402.6 / 794.5, 4.0)
+"""Rate of products in FP8, and in FP4, against bf16's. FP4: by specification (10 and 15 of 2.5 PFLOP/s). FP8 of B200:
+4096x4096x4096 of ``XLA``; 10.3: by specification, where a GB300 has 1.16 times a GB200's (3,286 and 2,830 TFLOP/s over
+10,000 products, egmsft/AI-benchmarking-guide@3371c0c); others: an H100 SXM's (ml-engineering@b9e2972, that table)."""
 UNITS: dict[str, int] = {
     "7.0": 80, "7.5": 40, "8.0": 108, "8.6": 84, "8.9": 142, "9.0": 132, "10.0": 148, "10.3": 160, "12.0": 170,
 }  # fmt: skip
@@ -170,8 +170,8 @@ class Device(NamedTuple):
     chip: Chip = NO_CHIP
     mesh: int = 0
     """Cards of a node that are joined two by two (``MESHES``)."""
-    eight: float = OTHER_FP8
-    """Times that products in FP8 are as fast."""
+    narrow: tuple[float, float] = OTHER_NARROW
+    """Times that products in FP8, and in FP4, are as fast."""
 
     def slower(self, times: float) -> "Device":
         """What it computes takes so many times as long; not what its memory does."""
@@ -258,7 +258,7 @@ def device(gpu: Gpu, catalogue: tuple[Gpu, ...] = ()) -> Device:
         cache=cache_of(kind, units),
         chip=chip_of(kind),
         mesh=mesh_of(kind),
-        eight=FP8.get(kind.architecture, OTHER_FP8),
+        narrow=NARROW.get(kind.architecture, OTHER_NARROW),
     )
 
 
@@ -288,9 +288,9 @@ def _unlike(one: Gpu, other: Gpu) -> bool:
     return other.vendor != "custom" and one.architecture != other.architecture
 
 
-def products_rate(on: Device, rates: Rates, itemsize: int) -> float:
+def products_rate(on: Device, rates: Rates, itemsize: float) -> float:
     """FLOP/s of large matmuls in a step, operands of so many bytes."""
-    speed = on.wide_products if itemsize > 2 else on.products * (on.eight if itemsize == 1 else 1.0)
+    speed = on.wide_products if itemsize > 2 else on.products * (1.0 if itemsize > 1 else on.narrow[itemsize < 1])
     return speed * kept(on, rates)
 
 

@@ -41,11 +41,11 @@ STACKED: dict[int, float] = {2: 12.0, 4: 20.0}
 and added to the stack, whose own gradient is then made (PEFT 0.21 tuners/lora/layer.py: ParamWrapper)."""
 HOOKS = {"zero1": "reduces", "zero2": "reduces", "zero3": "gathers"}
 LOOP, EACH = 11.0, 2.0
-EACH_EIGHT: dict[str, float] = {"delayed": 4.0, "tensorwise": 8.0, "blockwise": 4.0, "mxfp8": 8.0}
+EACH_EIGHT: dict[str, float] = {"delayed": 4.0, "tensorwise": 8.0, "blockwise": 4.0, "mxfp8": 8.0, "nvfp4": 8.0}
 """Kernels of a forward for each expert: transformers 4's loop (4.48 modeling_mixtral.py: MixtralSparseMoeBlock.forward:
 where, two gathers, three linears, activation, product, weight, cast, index_add); Transformer Engine's two grouped
 linears, a product each (common/gemm/cublaslt_gemm.cu: multi_stream_cublas_gemm), in FP8 with a cast (split_quantize),
-whose scale takes two more (tensorwise) or whose scales are laid anew for either operand (mxfp8: swizzle.cu)."""
+whose scale takes two more (tensorwise) or whose scales are laid anew for either operand (mxfp8, nvfp4: swizzle.cu)."""
 
 
 class Shape(NamedTuple):
@@ -191,7 +191,7 @@ def units_of_layer(recipe: Recipe, adapted: float) -> float:
 
 def _launched(recipe: Recipe) -> float:
     if recipe.trainer.megatron:
-        return EACH_EIGHT[recipe.megatron.fp8_recipe] if recipe.megatron.fp8_format else EACH
+        return EACH_EIGHT[recipe.megatron.narrow] if recipe.megatron.narrow else EACH
     return LOOP if looped(recipe) else 0.0
 
 

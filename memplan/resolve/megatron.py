@@ -22,7 +22,7 @@ WAYS = {
 }
 """Of adapters in Megatron's layers."""
 GROWING = words_of(
-    """fp8_format mtp_num_layers hidden_dropout attention_dropout num_distributed_optimizer_instances
+    """fp8_format fp4_format mtp_num_layers hidden_dropout attention_dropout num_distributed_optimizer_instances
     moe_expert_imbalance moe_expert_capacity_factor"""
 )
 """Settings by which Megatron takes more than layers that stand in for its own."""
@@ -107,10 +107,11 @@ def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: 
             "vision tower: transformers' own module, whole on every rank of the first pipeline stage, and not "
             "recomputed; little is measured"
         )
-    if settings.fp8_format:
+    if settings.narrow:
+        kind = "fp4" if settings.fp4_format else "fp8"
         notes.assume(
-            f"megatron.fp8_format: inputs of products are saved in FP8 ({settings.fp8_recipe}); little is measured; "
-            "the high figure has them in half precision"
+            f"megatron.{kind}_format: inputs of products are saved in {kind.upper()} ({settings.narrow}); little is "
+            "measured; the high figure has them in half precision"
         )
     for name, value, what in ALIKE:
         if getattr(settings, name) is value and (routed or not name.startswith("moe_")):
@@ -183,16 +184,22 @@ def _check(job: Job, spec: ModelSpec, degrees: Parallel, sharding: str, micro_ba
         )
 
 
-FP8_FROM = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0}
+FP8_FROM = {"delayed": 8.9, "tensorwise": 8.9, "blockwise": 9.0, "mxfp8": 10.0, "nvfp4": 10.0}
 """Compute capability that a recipe needs (TransformerEngine 2.20 pytorch/quantization.py: check_recipe_support)."""
 
 
 def _check_fp8(job: Job, settings: Megatron) -> None:
-    """Raise InvalidJob for what products in FP8 do not run with."""
-    if settings.fp8_format and job.dtype not in (None, "bf16"):
-        raise InvalidJob(f"megatron.fp8_format: products in FP8 need bf16, not {job.dtype}", "use dtype bf16")
+    """Raise InvalidJob for what products in FP8 or FP4 do not run with."""
+    if settings.fp8_format and settings.fp4_format:
+        raise InvalidJob("megatron.fp4_format: not with fp8_format", "leave one of them out")
+    kind = "fp4" if settings.fp4_format else "fp8"
+    if settings.narrow and job.dtype not in (None, "bf16"):
+        message = f"megatron.{kind}_format: products in {kind.upper()} need bf16, not {job.dtype}"
+        raise InvalidJob(message, "use dtype bf16")
     if settings.fp8_param_gather and not settings.fp8_format:
         raise InvalidJob("megatron.fp8_param_gather: needs fp8_format", "set megatron.fp8_format: hybrid")
+    if settings.fp4_param_gather and not settings.fp4_format:
+        raise InvalidJob("megatron.fp4_param_gather: needs fp4_format", "set megatron.fp4_format: e2m1")
 
 
 def check_card(recipe: Recipe, notes: Notes) -> None:
@@ -203,15 +210,17 @@ def check_card(recipe: Recipe, notes: Notes) -> None:
             "megatron.attention_backend: flash, as Transformer Engine prefers before Hopper: with several rows each "
             "layer keeps attention's output twice; fused keeps it once"
         )
-    if not settings.fp8_format or gpu is None:
+    if not settings.narrow or gpu is None:
         return
-    wanted = FP8_FROM[settings.fp8_recipe]
+    wanted, kind = FP8_FROM[settings.narrow], "fp4" if settings.fp4_format else "fp8"
     if gpu.capability < wanted:
         others = [name for name, least in FP8_FROM.items() if least <= gpu.capability]
         raise InvalidJob(
-            f"megatron.fp8_recipe: {settings.fp8_recipe} needs compute capability {wanted}, and {gpu.name} has "
+            f"megatron.{kind}_recipe: {settings.narrow} needs compute capability {wanted}, and {gpu.name} has "
             f"{gpu.architecture}",
-            f"use fp8_recipe {others[0]}" if others else "leave fp8_format out",
+            f"use {'fp8_format hybrid in place of fp4_format' if settings.fp4_format else f'fp8_recipe {others[0]}'}"
+            if others
+            else f"leave {kind}_format out",
         )
 
 

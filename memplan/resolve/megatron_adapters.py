@@ -121,8 +121,8 @@ STORED = ("auto", "fp32", "bf16-master", "fp16-master")
 
 def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
     """Why the job does not run in Megatron's layers as they are modelled here; nothing where it does."""
-    if job.lora is not None and job.megatron.fp8_format:
-        return "LoRA and products in FP8"
+    if job.lora is not None and job.megatron.narrow:
+        return f"LoRA and products in {'FP4' if job.megatron.fp4_format else 'FP8'}"
     if not job.megatron.norm_fusion and not plain_norms(job, spec):
         return "megatron.norm_fusion: false, but for RMS norms of stream and heads before products in half precision"
     if job.lora is not None and (why := adapters_refused(job.lora, trainer)):
@@ -183,4 +183,4 @@ def plain_norms(job: Job, spec: ModelSpec) -> bool:
         norm for layer in layers for norms in (layer.norms, *(part.norms for part in layer.parts)) for norm in norms
     ]
     plain = not inner and all(norm.kind == "rms" for norm in norms)
-    return plain and not job.megatron.fp8_format and not job.megatron.mtp_num_layers
+    return plain and not job.megatron.narrow and not job.megatron.mtp_num_layers

@@ -23,7 +23,7 @@ GRAPHED = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_
 NO_EFFECT = ("bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
 """Settings that change speed, not memory, where the rest is as modelled."""
 LATER = (
-    *("fp4", "fp4_format", "fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16"),
+    *("fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16"),
     *("overlap_moe_expert_parallel_comm", "use_megatron_fsdp", "nccl_ub"),
 )
 
@@ -45,6 +45,8 @@ def _named(value: object, info: ValidationInfo) -> str:
         "recompute_method": ("uniform", "block"),
         "cross_entropy_fusion_impl": ("native", "te"),
         "fp8_format": FORMATS,
+        "fp4_format": ("", "e2m1"),
+        "fp4_recipe": ("nvfp4",),
         "cuda_graph_impl": GRAPHS,
         "fp8_recipe": RECIPES,
     }.get(str(info.field_name), DTYPES)
@@ -122,6 +124,10 @@ class Megatron(Frozen):
     """How they are scaled: by tensor with a history (delayed) or without (tensorwise), by blocks (blockwise, mxfp8)."""
     fp8_param_gather: bool = False
     """The weights of these products are in FP8 alone, beside fp32 main weights."""
+    fp4_format: Name = ""
+    """Products in FP4 by Transformer Engine, in place of FP8: e2m1; empty: none."""
+    fp4_recipe: Name = "nvfp4"
+    fp4_param_gather: bool = False
     disable_parameter_transpose_cache: bool = False
     """FP8 copies of weights are made anew in each micro-batch."""
     attention_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -161,7 +167,19 @@ class Megatron(Frozen):
             ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage"),
             ("fp8", "fp8_format"),
             ("fp8_param", "fp8_param_gather"),
+            ("fp4", "fp4_format"),
+            ("fp4_param", "fp4_param_gather"),
         ):
             if old in kept:
                 kept[new] = kept.pop(old)
         return {key: value for key, value in kept.items() if key not in (*NO_EFFECT, *LATER)}
+
+    @property
+    def narrow(self) -> str:
+        """The recipe of products in FP8 or FP4; nothing where they run in the weights' dtype."""
+        return self.fp4_recipe if self.fp4_format else self.fp8_recipe if self.fp8_format else ""
+
+    @property
+    def narrow_weights(self) -> bool:
+        """Whether the weights of such products are in FP8 or FP4 alone."""
+        return bool(self.narrow) and (self.fp4_param_gather or self.fp8_param_gather)

@@ -106,7 +106,7 @@ def _has_played_stages(recipe: Recipe) -> bool:
         recipe.parallel.virtual == 1
         and recipe.model.tower is None
         and not settings.optimizer_cpu_offload
-        and not (settings.fp8_format and settings.fp8_param_gather)
+        and not settings.narrow_weights
         and not recipe.others.residents
         and not recipe.loss.code.stacked
     )

@@ -217,7 +217,8 @@ def _shared(s: Shape, part: FeedForward) -> Steps:
     up, below = s.product(inputs), s.product([last])
     normed = te.stream(s, "normalised input of the shared experts")
     branch = kept_by_adapter(up, whole if up.gathers and s.gathers else normed, s.tokens if up.gathers else s.local)
-    own = (Held("input of the shared experts in FP8", "t·h·e", (s.local, s.hidden, s.saved)),) if s.fp8 else ()
+    narrow = f"input of the shared experts in {s.fp8.name}" if s.fp8 else ""
+    own = (Held(narrow, "t·h·e", (s.local, s.hidden, s.saved)),) if narrow else ()
     branch = branch if up.dropout or (up.gathers and s.gathers) else branch[1:]
     keeps = s.gathers and s.settings.moe_shared_expert_overlap and up.whole
     first = Step(

@@ -118,10 +118,12 @@ SOURCE = "TransformerEngine 2.20 pytorch/module/linear.py: _linear_forward_impl,
 BLOCK = 1 + 1 / 32
 """Bytes of an element with its scale: of 1 byte for 32 (MXFP8), or of 4 bytes for 128 (blockwise)."""
 PER_TENSOR = ("delayed", "tensorwise")
+NVFP4 = 1 / 2 + 1 / 16
+"""The same in FP4: a scale of 1 byte for 16 (2.20 pytorch/tensor/nvfp4_tensor.py: get_scale_shape)."""
 
 
 class Fp8(NamedTuple):
-    """Bytes per element."""
+    """Bytes per element of what products in FP8, or FP4, read."""
 
     saved: float
     """Of a product's input, saved in one layout."""
@@ -131,12 +133,15 @@ class Fp8(NamedTuple):
     """Of the output's gradient, quantised for both products of backward."""
     projection: bool
     """The output matmul saves an input of its own beside attention's output (delayed scaling)."""
+    name: str = "FP8"
 
 
 def fp8_of(settings: Megatron, hardware: Hardware) -> Fp8 | None:
     """Of these settings. One scale for a tensor: a transposed copy before Blackwell; scales by block: always two."""
-    if not settings.fp8_format:
+    if not settings.narrow:
         return None
+    if settings.fp4_format:
+        return Fp8(NVFP4, 2 * NVFP4, 2 * NVFP4, projection=False, name="FP4")
     per_tensor = settings.fp8_recipe in PER_TENSOR
     one = 1.0 if per_tensor else BLOCK
     layouts = 1 if per_tensor and hardware.is_blackwell else 2

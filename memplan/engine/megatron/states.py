@@ -131,10 +131,10 @@ def _enter_weights(ledger: Ledger, recipe: Recipe, buffer: Buffer, shares: Seque
     e, g = recipe.storage.precision.weights, gradient_itemsize(recipe)
     source, fp8 = BUFFER, fp8_of(recipe.megatron, recipe.hardware)
     narrow = sum(share.elements for share in shares if share.in_fp8) if fp8 else 0
-    wide = buffer.elements - (narrow if recipe.megatron.fp8_param_gather else 0)
+    instead = recipe.megatron.narrow_weights
+    wide = buffer.elements - (narrow if instead else 0)
     if fp8 and narrow:
-        instead = recipe.megatron.fp8_param_gather
-        ledger.add(f"weights in FP8{buffer.label}", "buffers", int(narrow * fp8.weight)).formula(
+        ledger.add(f"weights in {fp8.name}{buffer.label}", "buffers", int(narrow * fp8.weight)).formula(
             "elements of products × bytes", narrow, fp8.weight
         ).since(
             "in place of half-precision ones" if instead else "copies, made in a step's first micro-batch and kept", FP8
@@ -162,7 +162,7 @@ def state_itemsizes(recipe: Recipe) -> tuple[float, tuple[tuple[str, float], ...
     names = ("first moment", "second moment") if optimizer.per_element == 2 else ("momentum",)
     moments = tuple((name, float(recipe.storage.precision.states)) for name in names[: optimizer.per_element])
     if settings.use_precision_aware_optimizer:
-        halves = settings.store_param_remainders and main and not (settings.fp8_format and settings.fp8_param_gather)
+        halves = settings.store_param_remainders and main and not settings.narrow_weights
         main = REMAINDER if halves else DTYPE_BYTES[settings.main_params_dtype]
         sizes = (DTYPE_BYTES[settings.exp_avg_dtype], DTYPE_BYTES[settings.exp_avg_sq_dtype])
         moments = tuple((name, float(size)) for (name, _), size in zip(moments, sizes, strict=False))

@@ -39,10 +39,11 @@ def read(s: Shape, name: str, width: int) -> Held:
 
 
 def quantised(s: Shape, gradient: Held) -> tuple[Held, ...]:
-    """A gradient's copies in FP8, of both layouts that backward reads."""
+    """A gradient's copies in FP8 or FP4, of both layouts that backward reads."""
     if s.fp8 is None:
         return ()
-    return (gradient._replace(name=f"{gradient.name}, in FP8", factors=(*gradient.factors[:-1], s.fp8.gradient)),)
+    name = f"{gradient.name}, in {s.fp8.name}"
+    return (gradient._replace(name=name, factors=(*gradient.factors[:-1], s.fp8.gradient)),)
 
 
 def statistics(s: Shape, name: str) -> Held:

@@ -48,7 +48,6 @@ DECIDES = by_word(
         "model": """task spec mamba_state_dim hybrid_override_pattern hybrid_attention_ratio hybrid_layer_pattern
             is_hybrid_model vision_model_type img_h heterogeneous_layers_config_path""",
         "parallelism": "num_layer_list zero_stage deepspeed",
-        "precision": "fp4_format",
         "method": "grpo_group_size",
     }
 )

@@ -248,7 +248,7 @@ def put_norms(keys: Keys) -> None:
     legacy/model/rms_norm.py)."""
     if (keys.text("normalization") or "").lower() != "rmsnorm" or keys.flag("use_fused_rmsnorm"):
         return
-    inner = ("multi_latent_attention", "multi_head_latent_attention", "mtp_num_layers", "fp8_format")
+    inner = ("multi_latent_attention", "multi_head_latent_attention", "mtp_num_layers", "fp8_format", "fp4_format")
     if any(keys.get(name) for name in inner):
         keys.warn("normalization", "without use_fused_rmsnorm norms keep more than is counted", "model")
     else:

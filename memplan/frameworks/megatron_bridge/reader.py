@@ -11,6 +11,7 @@ from typing import Any
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import MODEL
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
+from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.megatron.keys import BEARING, KNOWN, NOT_MODELLED
@@ -209,15 +210,37 @@ def _precision(keys: Keys) -> None:
         keys.put("dtype", "fp16" if half else "bf16", said)
     else:
         keys.assume("dtype", "bf16", "Megatron-Bridge's bf16_mixed")
-    low = [key for key in parts if key.endswith((".fp8", ".fp4")) and keys.get(key)]
-    if "fp8" in word or "fp4" in word or low or keys.get("fp8"):
-        at = said or "fp8"
-        keys.draft.warn(at, keys.settings.where(at), "products in fp8 are not counted", "precision")
+    _narrow(keys, word, said)
     without = not said and keys.draft.facts.get("recipe", "") == "" and keys.get("grad_reduce_in_fp32") is False
     if keys.get("mixed_precision.grad_reduce_in_fp32") is False or keys.get("grad_reduce_in_bf16") or without:
         at = next((key for key in ("mixed_precision.grad_reduce_in_fp32", "grad_reduce_in_bf16") if keys.has(key)), "")
         keys.put("grad_dtype", "bf16", at or "grad_reduce_in_fp32")
     keys.skip("grad_reduce_in_bf16", "grad_reduce_in_fp32", "fp8")
+
+
+NARROW: dict[str, dict[str, Any]] = {
+    "fp8_delayed": {"fp8_format": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "fp8_current": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
+    "fp8_subchannel": {"fp8_format": "hybrid", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    "nvfp4": {"fp4_format": "e2m1", "fp4_param_gather": True},
+}
+"""Of precisions whose names have these words (training/mixed_precision.py). Current scaling leaves the first and last
+layer in 16 bits."""
+
+
+def _narrow(keys: Keys, word: str, said: str) -> None:
+    """Products in FP8 and FP4, where the precision is one by name and nothing of it is changed."""
+    changed = [key for key in keys.settings.values if key.endswith((".fp8", ".fp4")) and keys.get(key)]
+    kind = next((name for name in NARROW if name in word and word.startswith("bf16_with_")), "")
+    at = said or "fp8"
+    if kind and not changed and not keys.get("fp8"):
+        for name, value in NARROW[kind].items():
+            put_inner(keys, "megatron", name, value, said)
+        if kind == "fp8_current" and keys.get("mixed_precision.first_last_layers_bf16") is not False:
+            keys.draft.warn(said, keys.settings.where(said), "the first and last layer are counted in fp8", "precision")
+    elif changed or "fp8" in word or "fp4" in word or keys.get("fp8"):
+        keys.draft.warn(at, keys.settings.where(at), "products in fp8 are not counted", "precision")
 
 
 def _drop_idle(keys: Keys) -> None:
