@@ -349,6 +349,8 @@ def test_a_task_that_is_dpo_is_no_supervised_fine_tuning() -> None:
     assert found.fits == "unclear"
     assert "task" in found.text
     assert job(f"{PLAIN} --model_max_length 512 --task vqa")["method"] == "sft"
+    told = check(f"{PLAIN} --model_max_length 512 --task DPO", own_loss={"logits": 16, "forwards": 2})
+    assert (told.fits, told.job["method"]) == ("yes", "sft"), told.text  # whatever holds the loss
 
 
 METHODS = (

@@ -423,3 +423,21 @@ def test_a_name_that_runs_are_called_by_is_no_model() -> None:
     script += "  --micro_train_batch_size 1 --prompt_max_len 64 --generate_max_len 64 --flash_attn --model_name "
     assert "model_name" not in checked(f"{script}Qwen2.5-0.5B\n", "a.sh").text
     assert "model_name (model)" in checked(f"{script}Qwen2.5-7B\n", "b.sh").text
+
+
+def test_deepspeeds_settings_that_lie_nowhere_say_the_precision_too() -> None:
+    """A loop whose model is loaded in half precision, and whose engine has settings that the program makes."""
+    text = """import deepspeed, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B', torch_dtype=torch.bfloat16)
+tokenizer = AutoTokenizer.from_pretrained('Qwen/Qwen2.5-0.5B', model_max_length=512)
+engine, optimizer, _, _ = deepspeed.initialize(model=model, config=made_elsewhere())
+for batch in torch.utils.data.DataLoader(rows, batch_size=2):
+    loss = engine(**batch).loss
+    engine.backward(loss)
+    engine.step()
+"""
+    Path("train.py").write_text(text)
+    found = checked("deepspeed --num_gpus 8 train.py\n", "run.sh", num_gpus=8)
+    assert "--precision bf16" in found.hint
+    assert "--sharding zero2" in found.hint

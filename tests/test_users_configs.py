@@ -202,10 +202,10 @@ def test_what_a_script_sources_from_another_machines_project_is_this_ones() -> N
 
 
 def test_a_model_that_gpus_share_experts_of_is_asked_for_by_one_that_has_them() -> None:
-    found = checked(
-        "a.sh", "NPROC_PER_NODE=8 megatron sft --model /x/mine --max_length 512 --expert_model_parallel_size 8"
-    )
-    assert "--model Qwen/Qwen3-30B-A3B" in found.hint
+    script = "NPROC_PER_NODE=8 megatron sft --max_length 512 --{}_model_parallel_size 8 --model "
+    for shared, model in (("expert", "Qwen/Qwen3-30B-A3B"), ("tensor", "Qwen/Qwen3-8B")):
+        for path in ("/x/mine", "own/mine"):
+            assert f"--model {model}" in checked("a.sh", script.format(shared) + path).hint
 
 
 def test_a_tokenizer_of_somebodys_own_may_have_more_tokens() -> None:
@@ -286,3 +286,10 @@ def test_a_gptq_checkpoints_bits_are_asked_for() -> None:
     text += "lora_r: 8\nlora_target_linear: true\ngptq: true\ngptq_groupsize: 128\n"
     assert checked("a.yaml", text).hint == "add --quantization gptq-4bit"
     assert checked("b.yaml", text, quantization="gptq-4bit").fits == "yes"
+
+
+def test_a_file_without_a_command_is_of_the_method_whose_arguments_it_has() -> None:
+    text = "model: Qwen/Qwen2.5-0.5B\ntrain_type: lora\nmax_length: 512\nmax_completion_length: 256\n"
+    for more, method in (("num_generations: 8\nreward_funcs: [mine]", "grpo"), ("rpo_alpha: 0.1", "dpo"), ("", "sft")):
+        found = checked("a.yaml", f"{text}{more}\n")
+        assert (found.job["method"], "method" in " ".join(found.assumed)) == (method, method != "sft")

@@ -31,6 +31,7 @@ ENCODES = "add --model google/flan-t5-base"
 """Where the model's class has an encoder."""
 SEES_TOKENS = "add --model Qwen/Qwen2.5-VL-7B-Instruct"
 """The same, of images that are counted in tokens or pixels."""
+METHOD = "add --method, such as --method dpo"
 STAGE = f"add {SUCH['sharding']}, or the file with --with"
 """Where DeepSpeed runs by settings that lie nowhere."""
 LORA = f"add --lora-r and --lora-targets, such as {SUCH['lora']}"
@@ -73,6 +74,8 @@ def one_hint(unread: Iterable[Unread]) -> str:
     """What to type so that nothing is asked for a second time: the one hint that there is, or all of them in one; of
     keys that no framework has, how to say that they take nothing."""
     unread = list(unread)
+    if any(each.asks == "own_loss" for each in unread):  # what a loss holds, whichever method's it is
+        unread = [each for each in unread if each.asks or not each.hint.startswith(METHOD)]
     deciding = [each for each in unread if each.decides and each.hint]
     hints = list(dict.fromkeys(each.hint for each in deciding))
     if WRITE in hints:
@@ -111,13 +114,16 @@ def one_hint(unread: Iterable[Unread]) -> str:
 _POSITIONS = re.compile(r"longer than the (\d+) positions")
 
 
-WITH_EXPERTS = "--model Qwen/Qwen3-30B-A3B"
-"""Where GPUs share experts, that the usual example has none of."""
+WITH_EXPERTS, WITH_HEADS = "--model Qwen/Qwen3-30B-A3B", "--model Qwen/Qwen3-8B"
+"""Where GPUs share experts, that the usual example has none of, or more of the heads than its 28."""
 
 
-def with_experts(hint: str, shared: object) -> str:
-    """A hint whose model has experts, where so many GPUs share them (``expert_parallel``)."""
-    return hint.replace(SUCH["model"], WITH_EXPERTS) if isinstance(shared, int) and shared > 1 else hint
+def with_experts(hint: str, experts: object, heads: object) -> str:
+    """A hint whose model has experts, where so many GPUs share them (``expert_parallel``), or heads for so many
+    (``tensor_parallel``)."""
+    if isinstance(experts, int) and experts > 1:
+        return hint.replace(SUCH["model"], WITH_EXPERTS)
+    return hint.replace(SUCH["model"], WITH_HEADS) if isinstance(heads, int) and 28 % heads else hint
 
 
 def within_positions(hint: str, warnings: Iterable[str]) -> str:

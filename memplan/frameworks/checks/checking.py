@@ -155,7 +155,7 @@ def _check(
             like = question(given.job.model, targets, given.unread, options, given.job.images)
             blind = given.job.images or "images." in like  # the preset of its name's rest sees nothing
             others = _PRESET.sub("", error.hint) if blind else error.hint
-            raise errors.ModelNotFound(error.message, f"{others}; or {like}") from None
+            raise errors.ModelNotFound(error.message, f"{others}; or {_shared(like, given)}") from None
         except InvalidJob as error:
             try:
                 larger = on_its_own(error, options, read, answer) or unshared(error, path, given, answer)
@@ -178,9 +178,13 @@ def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
     doubts = sorted((each for each in given.unread if each.decides), key=lambda each: not each.asks)
     first = next((each for each in doubts if each.asks == "model" or not unnamed), None)
     if first:
-        hint = with_experts(one_hint(doubts) or error.hint, given.job.expert_parallel)
-        return NotKnown(first.text if unnamed else f"{first.text}; without that {error.message}", hint)
-    return NotKnown(error.message, with_experts(model_hint(doubts), given.job.expert_parallel)) if unnamed else error
+        text = first.text if unnamed else f"{first.text}; without that {error.message}"
+        return NotKnown(text, _shared(one_hint(doubts) or error.hint, given))
+    return NotKnown(error.message, _shared(model_hint(doubts), given)) if unnamed else error
+
+
+def _shared(hint: str, given: JobInput) -> str:
+    return with_experts(hint, given.job.expert_parallel, given.job.tensor_parallel)
 
 
 def _on_this_machine(given: JobInput) -> JobInput:

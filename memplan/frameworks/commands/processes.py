@@ -128,11 +128,16 @@ def _shared(draft: Draft) -> tuple[str, str]:
 
 
 def _ask_stage(where: str, draft: Draft) -> None:
-    """The ``deepspeed`` command without a config of DeepSpeed's in any file: the program makes one itself."""
-    said = {"sharding", "zero_stage"} & draft.given or "sharding" in draft.values
-    if not said and all(each.asks != "sharding" for each in draft.unread):
-        what = "it starts under deepspeed, and no file of DeepSpeed's is named"
+    """The ``deepspeed`` command without a config of DeepSpeed's in any file: the program makes one itself, which says
+    the stage and what a model that is loaded in half precision is trained in."""
+    if "sharding" in draft.values:
+        return
+    what = "it starts under deepspeed, and no file of DeepSpeed's is named"
+    if not {"sharding", "zero_stage"} & draft.given and all(each.asks != "sharding" for each in draft.unread):
         draft.ask("sharding", where, what, STAGE)
+    half = draft.facts.get("load", ("",))[0] in ("bf16", "fp16") and draft.facts.get("amp", ("no",))[0] == "no"
+    if half and "deepspeed dtype" not in draft.facts:
+        draft.ask("precision", where, what)
 
 
 def number(value: object) -> int | None:

@@ -76,7 +76,8 @@ def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
         targets = lora.get("targets") if isinstance(lora, Mapping) else None
         sees = draft.facts.get("sees") or speaks_of_images(said)
         hint = question(name, targets, draft.unread, draft.options, draft.values.get("images"), bool(sees))
-        raise NotKnown(f"{said}: {name[:80]} {why}", asking.with_experts(hint, draft.values.get("expert_parallel")))
+        shared = (draft.now(key) for key in ("expert_parallel", "tensor_parallel"))
+        raise NotKnown(f"{said}: {name[:80]} {why}", asking.with_experts(hint, *shared))
 
 
 def question(

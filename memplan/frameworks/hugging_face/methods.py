@@ -2,6 +2,7 @@
 
 import re
 
+from memplan.frameworks.asking import METHOD
 from memplan.frameworks.base import ASSUMED, FILE, Origin
 from memplan.frameworks.hugging_face import version as hf_version
 from memplan.frameworks.hugging_face.dialect import Dialect
@@ -20,20 +21,19 @@ PAIRS = ("dpo", "ipo", "kto", "orpo", "cpo", "simpo", "reward")
 OF_OTHERS = ("beta", "dpo_beta", "ref_model", "reference_model", "reward_model", "reward_funcs", "simpo_gamma",
              "kl_coef", "num_generations", "teacher_model")  # fmt: skip
 """Keys that supervised fine-tuning has no use for."""
-OTHER = "add --method, such as --method dpo"
 
 
 def put_method(dialect: Dialect, program: str) -> None:
     """``method`` and whose trainer: supervised unless something says another; what is not modelled here is told."""
     keys, draft = dialect.keys, dialect.keys.draft
     name, where, key = _said(dialect, program)
-    if name in ("", "sft"):
+    told = {"method", "own_loss"} & draft.given
+    if name in ("", "sft") or "own_loss" in told:
         keys.assume(
             "trainer", dialect.script.trainer if dialect.script else "transformers", "a file of TrainingArguments"
         )
         keys.assume("method", "sft", f"{where or 'transformers'}: a model's own loss")
-        hint = "" if "program" in draft.facts else OTHER  # of a program's own trainer no option changes
-        told = "method" in draft.given
+        hint = "" if "program" in draft.facts else METHOD  # of a program's own trainer no option changes
         for other in (key for key in keys.settings.values if not told and (key in OF_OTHERS or "reward" in key)):
             keys.warn(other, "is of another method than supervised fine-tuning", "method", hint)
     elif name in PAIRS:
@@ -43,8 +43,8 @@ def put_method(dialect: Dialect, program: str) -> None:
             hf_version.of_another(draft, "0.17", "with log-probabilities of their own, of whole logits")
         put_head(dialect, name)
         keys.skip("beta", "max_prompt_length", "loss_type")
-    elif "method" not in draft.given:
-        draft.warn(key, where, f"{name} is not read from a script of its own", "method", f"{OTHER}, or give its file")
+    elif not told:
+        draft.warn(key, where, f"{name} is not read from a script of its own", "method", f"{METHOD}, or give its file")
         keys.assume("trainer", "transformers", "a file of TrainingArguments")
 
 

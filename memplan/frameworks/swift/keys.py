@@ -39,6 +39,8 @@ METHODS = pairs_of("sft pt=sft dpo orpo simpo kto cpo rm=reward ppo grpo gkd=dis
 """A command's word, or ``rlhf_type``, and the method. ``dpo`` and its like were commands of ms-swift 1 and 2."""
 TUNERS = pairs_of(_PARTS["tuners"])
 """How arguments of one way to train begin, and the ``tuner_type``, or the argument, that takes it."""
+OF_METHODS = pairs_of(_PARTS["of-methods"])
+"""Arguments that one method of ``rlhf`` alone has, for a file that says no ``rlhf_type``."""
 PLAIN_SCALES = words("default last_round all ignore_empty_think ignore_think_prefix last_round_with_ignore_empty_think")
 """Values of ``loss_scale`` that weigh each token with 0 or 1, so that the model's own loss serves."""
 ATTENTIONS = {

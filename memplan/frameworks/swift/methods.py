@@ -18,7 +18,7 @@ from memplan.frameworks.common.generating import (
     warn_engine,
 )
 from memplan.frameworks.common.references import put_reference
-from memplan.frameworks.swift.keys import ENGINE, METHODS, hub_id
+from memplan.frameworks.swift.keys import ENGINE, METHODS, OF_METHODS, hub_id
 from memplan.frameworks.trl.keys import KNOWN_LOSSES
 from memplan.presets import find_preset
 from memplan.units import ceil_div
@@ -30,7 +30,8 @@ PAIRS = ("dpo", "ipo", "orpo", "cpo", "simpo", "reward")
 def read_method(keys: Keys, verb: str) -> str:
     """The command's word and, of ``rlhf``, ``rlhf_type`` and its loss. Raises InvalidJob for one that is not known."""
     key = "rlhf_type" if verb == "rlhf" or (not verb and keys.has("rlhf_type")) else ""
-    word = (keys.text("rlhf_type") or "").lower() if key else verb or "sft"
+    own = "" if verb or key else next((each for each in OF_METHODS if keys.has(each) and keys.is_on(each)), "")
+    word = (keys.text("rlhf_type") or "").lower() if key else verb or OF_METHODS.get(own, "sft")
     if word not in METHODS:
         raise keys.settings.error("rlhf_type", f"{word[:20]!r} is not modelled", f"modelled: {', '.join(METHODS)}")
     method, losses = METHODS[word], [name.lower() for name in keys.names("loss_type") or ()]
@@ -38,7 +39,10 @@ def read_method(keys: Keys, verb: str) -> str:
         method = "ipo"
     if method == "cpo" and losses and losses[0] == "simpo":
         method = "simpo"
-    keys.put("method", method, *([key] if key else []))
+    if own:
+        keys.assume("method", method, f"{keys.settings.where(own)}: {own} is an argument of swift rlhf, for {word}")
+    else:
+        keys.put("method", method, *([key] if key else []))
     if keys.has("loss_type") and (not key or {*losses} - KNOWN_LOSSES):
         keys.warn("loss_type", f"a loss of its own is counted as {method}'s usual", "loss")
     keys.skip("loss_type", "rlhf_type")
