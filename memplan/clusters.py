@@ -29,7 +29,8 @@ def find_cluster(given: str | Cluster) -> Cluster:
     name = "-".join(given.lower().replace("_", " ").split())
     found = load_clusters().get(name)
     if found is None:
-        raise InvalidJob(f"cluster: no such cluster: {given[:60]!r}", did_you_mean(name, list(load_clusters())))
+        own = "memplan show clusters lists them; keys of one's own: --set cluster.host_memory=512GiB"
+        raise InvalidJob(f"cluster: no such cluster: {given[:60]!r}", did_you_mean(name, list(load_clusters())) or own)
     return found
 
 
