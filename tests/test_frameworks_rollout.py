@@ -173,7 +173,7 @@ def test_unsloth_s_lengths_are_bounded_by_what_its_engine_takes(tmp_path: Path) 
             tmp_path, text.replace("max_completion_length=768", f"max_completion_length={completion}"), "run.py"
         )
         assert found.job.sequence_length == length
-        assert [each.above for each in found.unread if each.decides == "lengths"] == [True]
+        assert {each.above for each in found.unread if each.decides == "lengths"} == {True}
 
 
 @pytest.mark.parametrize(("longest", "lengths", "model"), [(4096, (1024, 512), 4096), (400, (800, 400), 800)])
@@ -221,7 +221,7 @@ def test_a_server_whose_command_is_not_here_decides_no_refusal(tmp_path: Path, s
     [
         (f"{TRL}--use_vllm --vllm_gpu_memory_utilization 1.4", "vllm_gpu_memory_utilization", "'1.4' is no share"),
         (f"{TRL}--use_vllm --vllm_gpu_memory_utilization $UTIL", "rollout.gpu_memory_utilization", "$UTIL"),
-        (f"{TRL}--use_vllm --vllm_mode remote", "vllm_mode", "neither server nor colocate"),
+        (f"{TRL}--use_vllm --vllm_mode remote", "rollout.placement", "remote is neither server nor colocate"),
         (f"{TRL}--use_transformers_paged", "use_transformers_paged", "continuous batching"),
         (
             f"{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.gpu_memory_utilization=$UTIL",

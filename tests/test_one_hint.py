@@ -441,3 +441,45 @@ for batch in torch.utils.data.DataLoader(rows, batch_size=2):
     found = checked("deepspeed --num_gpus 8 train.py\n", "run.sh", num_gpus=8)
     assert "--precision bf16" in found.hint
     assert "--sharding zero2" in found.hint
+
+
+ONLINE = """\
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser
+arguments, model = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()
+policy = AutoModelForCausalLM.from_pretrained(model.model_name_or_path, torch_dtype="bfloat16")
+GRPOTrainer(model=policy, reward_funcs=len, args=arguments, train_dataset=rows).train()
+"""
+
+
+def test_what_generates_is_asked_for_where_arguments_are_a_command_s(run: Run) -> None:
+    found = checked(ONLINE, "train.py")
+    assert SUCH["rollout.engine"] in found.hint
+    rollout = typed(found, run)["job"]["rollout"]
+    assert (rollout["engine"], rollout["placement"]) == ("vllm", "colocate")
+
+
+def test_an_answer_of_which_nothing_is_known_is_no_longer_than_the_sequence(run: Run) -> None:
+    text = """\
+from trl import GRPOConfig, GRPOTrainer
+arguments = GRPOConfig(max_prompt_length=len(rows), max_completion_length=2048 - len(rows), use_vllm=False)
+GRPOTrainer(model="Qwen/Qwen2.5-0.5B", reward_funcs=len, args=arguments, train_dataset=rows).train()
+"""
+    found = checked(text, "train.py", sequence_length=2048)
+    assert (found.fits, found.job["completion_length"]) == ("yes", 2048)
+
+
+def test_a_model_s_linears_are_asked_for_beside_a_hint_s_model() -> None:
+    text = """\
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+adapters = LoraConfig(r=8, target_modules=["q_proj", "in_proj_a"])
+SFTTrainer(model="./mine", args=SFTConfig(max_length=512), peft_config=adapters, train_dataset=rows).train()
+"""
+    assert "--lora-targets" in checked(text, "train.py").hint
+    assert "--lora-targets" not in checked(text.replace("in_proj_a", "v_proj"), "train.py").hint
+
+
+def test_a_model_type_of_ms_swift_s_that_sees_is_asked_for_by_one_that_sees() -> None:
+    text = "swift sft --model $(find . -type d) --model_type qwen3_vl --max_length 512 --torch_dtype bfloat16"
+    assert "--model Qwen/Qwen2.5-VL-7B-Instruct" in checked(text, "run.sh").hint

@@ -100,3 +100,18 @@ def test_files_of_conditions(text: str, words: str, said: bool) -> None:
     found = [each for each in run_script(f"{text}\nbash t.sh", "a.sh").commands if each.texts[0] == "run"]
     assert [" ".join(each.texts) for each in found] == [words]
     assert ("under a condition" in str(found[0].remarks)) is said
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [
+        ("A=1\nexport B=2\nrun", {"B": "2"}),
+        ("A=1\nexport A\nB=2 run", {"A": "1", "B": "2"}),
+        ("set -a\nA=1\nset +a\nB=2\nrun", {"A": "1"}),
+        ("set -euxa; A=1; set -o pipefail; run", {"A": "1"}),
+        ("#SBATCH --nodes=2\nSLURM_NNODES=3\nrun", {"SLURM_NNODES": "3"}),
+    ],
+)
+def test_a_command_has_what_is_exported(text: str, passed: dict[str, str]) -> None:
+    found = run_script(text, "a.sh").commands[-1].environment
+    assert {name: found[name] for name in ("A", "B", "SLURM_NNODES") if name in found} == passed

@@ -51,7 +51,7 @@ def option_of(key: str) -> str:
     """What to type for a key of the job, whole, so that it can be typed as it stands."""
     option = f"add --{key.replace('_', '-').replace('.', '-')}"
     such = SUCH.get(key, "")
-    if such.startswith(f"--set {key}=") and " " not in such[6:]:
+    if such.startswith(f"--set {key}"):
         return f"add {such}"
     return f"{option}, such as {such}" if such.startswith(f"{option[4:]} ") else option
 
@@ -143,10 +143,10 @@ _OF_SUCH = {*words_of("all-linear q_proj k_proj v_proj o_proj gate_proj up_proj 
 
 
 def of_another_family(targets: object) -> tuple[Unread, ...]:
-    """The question of adapters that stand on none of the linears of the model that a hint names."""
+    """The question of adapters whose linears are not all the model's that a hint names."""
     names = {str(each).rpartition(".")[2] for each in targets} if isinstance(targets, (list, tuple)) else _OF_SUCH
     asks = "lora.targets"
-    return () if names & _OF_SUCH else (Unread(asks, "", decides="adapters", hint=option_of(asks), asks=asks),)
+    return () if names <= _OF_SUCH else (Unread(asks, "", decides="adapters", hint=option_of(asks), asks=asks),)
 
 
 def set_in(script: str, unread: Iterable[Unread]) -> str:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from memplan.frameworks.asking import LORA, beside
@@ -140,6 +141,10 @@ class Gathered:
                 draft.remarks.append(
                     f"{place}: {what}: gradients are accumulated over 1 step, which memory hardly feels"
                 )
+            elif job_key == "completion_length" and (longest := draft.options.get("sequence_length")):
+                why = f"{what}: it is counted as long as the sequence"
+                draft.bound(key, str(place), why, "lengths", job_key)
+                draft.finishers[job_key] = partial(_as_long, longest)
             elif job_key and job_key not in asked:
                 asked.add(job_key)
                 hint = beside(BESIDE[key]) if key in BESIDE else HINTS.get(job_key, "")
@@ -192,6 +197,11 @@ def _deciding(config: dict[Any, Any]) -> dict[Any, Any]:
         params = {key: each for key, each in optimizer["params"].items() if key == "torch_adam" or known(each)}
         found["optimizer"] = {**optimizer, "params": params}
     return found
+
+
+def _as_long(longest: int, draft: Draft) -> None:
+    """A completion of which nothing is known but the sequence's length, which bounds it."""
+    draft.values["completion_length"] = longest
 
 
 def described(value: Any) -> str:

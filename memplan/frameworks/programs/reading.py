@@ -168,17 +168,20 @@ def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: 
         for key in ("gradient_checkpointing", "bf16") if package == "trl" else ():
             gathered.add(key, False, arguments.place, over=False)
     unsaid = "per_device_train_batch_size" not in gathered.places
-    if unsaid and isinstance(arguments, Thing) and arguments.values.get("?command") is False:
-        what = "the trainer's arguments are options of the program's command"
-        draft.ask("batch_size", str(arguments.place), what, OF_SCRIPT)
-    elif arguments is not None and not isinstance(arguments, Thing):
-        what = arguments.text if isinstance(arguments, Unknown) else "made elsewhere"
-        where = str(trainer.places.get("args", trainer.place))
-        _ask_rest(gathered, f"the trainer's arguments are {what}", where, package, draft)
-    elif isinstance(arguments, Thing) and "**" in arguments.values:
-        where = str(arguments.places.get("**", arguments.place))
-        what = f"more arguments than the text holds: {arguments.values['**'].text}"
+    where, named = str(trainer.places.get("args", trainer.place)), isinstance(arguments, Thing)
+    if unsaid and named and arguments.values.get("?command") is False:
+        where, what = str(arguments.place), "the trainer's arguments are options of the program's command"
+        draft.ask("batch_size", where, what, OF_SCRIPT)
+    elif arguments is None or (named and "**" not in arguments.values):
+        return
+    else:
+        what = f"the trainer's arguments are {arguments.text if isinstance(arguments, Unknown) else 'made elsewhere'}"
+        if named:
+            where = str(arguments.places.get("**", arguments.place))
+            what = f"more arguments than the text holds: {arguments.values['**'].text}"
         _ask_rest(gathered, what, where, package, draft)
+    if TRAINERS[trainer.last] in ("grpo", "rloo") and "use_vllm" not in gathered.places:
+        draft.ask("rollout.engine", where, what)
 
 
 def _ask_rest(gathered: Gathered, what: str, where: str, package: str, draft: Draft) -> None:

@@ -100,7 +100,8 @@ def _engine(thing: Thing, standby: bool, draft: Draft) -> None:
     """vLLM in the trainer's process, whose weights are the trainer's modules (unsloth_zoo 2026.10 vllm_utils.py)."""
     method, place = draft.now("method"), thing.places["fast_inference"]
     if not METHODS[str(method)].online or truth(thing.values["fast_inference"]) is None:
-        draft.warn("fast_inference", str(place), "the generation engine beside the trainer is not counted", "engine")
+        why, hint = "the generation engine beside the trainer is not counted", "if what is free holds it"
+        draft.warn("fast_inference", str(place), why, "engine", f"add --without fast_inference, {hint}")
         return
     before = draft.values.get("rollout") or {}
     found = {key: before[key] for key in ("group_size",) if key in before}
@@ -131,9 +132,9 @@ def _bounded(longest: int, draft: Draft) -> None:
     draft.unread[:] = [each for each in draft.unread if each not in asked]
     together = any(re.search(r"-\s*\w*prompt", each.why) for each in asked)  # max_seq_length - max_prompt_length
     why = f"{asked[0].why}: prompt and completion are {'together' if together else 'each'} at most max_seq_length"
-    draft.bound(asked[0].key, asked[0].where, why, "lengths", "sequence_length")
     bounds = {"sequence_length": longest * (1 if together else 2), "completion_length": longest}
-    for key in {"sequence_length", *(each.asks for each in asked)}:
+    for key in dict.fromkeys(("sequence_length", *(each.asks for each in asked))):
+        draft.bound(asked[0].key, asked[0].where, why, "lengths", key)
         draft.values[key], draft.origins[key] = bounds[key], Origin(ASSUMED, f"{asked[0].where}: {why}")
 
 

@@ -1,5 +1,6 @@
 """A shell's own commands, as far as variables, arguments and small files come of them."""
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,7 @@ ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[([^]=]*)\])?(\+?)=(.*)", re.DOTALL)
 DECLARES = ("export", "local", "readonly", "declare", "typeset")
 _SET = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.DOTALL)
 _STEP = re.compile(r"\s*(?:(\+\+|--)\s*(\w+)|(\w+)\s*(\+\+|--))\s*")
-_ECHO = "echo"
+_ECHO, ALL = "echo", "*"
 MAX_FILES, MAX_FILE = 50, 64 * 1024
 
 
@@ -32,7 +33,7 @@ class Builtins:
     """The file that a block's commands write to."""
     locals: list[dict[str, Value | None]]
     exported: set[str]
-    """Names of variables that a script started by this one has, too."""
+    """Names of variables that what this script starts has, too; ``ALL`` while all that are set are (``set -a``)."""
 
     def quoted(self, word: Word, around: tuple[Word, ...] = ()) -> str:
         """A script in quotes."""
@@ -61,6 +62,7 @@ class Builtins:
             value = Value(f"{before.text if before else ''}{self.variables.text(text, raw.line)}"[:MAX_LINE])
         self.variables.values[name] = value._replace(notes=notes | self.variables.used)
         self.variables.used.clear()
+        self.exported |= {name} if ALL in self.exported else set()
 
     def _array(self, text: str, line: int) -> list[Word]:
         tokens = Scanner(text, self.path, line).scan().tokens
@@ -127,8 +129,11 @@ def _items(value: Value | None) -> tuple[Word, ...]:
 
 
 def _set(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:
-    """``set -- a b``; options of the shell itself mean nothing here."""
+    """``set -- a b``, ``set -a``; the shell's other options mean nothing here."""
     texts = [word.text for word in words]
+    options = " ".join(itertools.takewhile("--".__ne__, texts))
+    if of_all := re.findall(r"([-+])(?:[b-zA-Z]*a[a-zA-Z]*\b|o allexport)", options):
+        (of.exported.add if of_all[-1] == "-" else of.exported.discard)(ALL)
     if "--" in texts:
         notes = frozenset(of.variables.used)
         of.variables.arguments = [Value(text, None, notes) for text in texts[texts.index("--") + 1 :]]

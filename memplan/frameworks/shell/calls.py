@@ -118,7 +118,8 @@ class Calls(Children):
         places = extras(words)
         unset, words = [words[at] for at in places], [word for at, word in enumerate(words) if at not in places]
         self._size += sum(len(word.text) for word in words)
-        set_ = {name: value for name, value in self.variables.values.items() if self._preset.get(name) is not value}
+        passed = [name for name in self.variables.values if name in self.exported or name in self._preset]
+        set_ = {name: value for name in passed if self._preset.get(name) is not (value := self.variables.values[name])}
         environment = {name: shown(value.text) for name, value in set_.items()} | own
         self._kept += len(environment)
         line = words[0].line

@@ -57,8 +57,9 @@ class Children(Builtins):
         raise NotImplementedError
 
     def know(self, values: Mapping[str, str]) -> None:
-        """Variables that something else sets."""
+        """Variables of the environment, which something else sets."""
         self.variables.values |= {name: Value(value) for name, value in values.items()}
+        self.exported |= values.keys()
 
     def script_read(self, redirects: Sequence[Redirect]) -> str | None:
         """What a shell reads its commands from: a text of the script's, or a file that it wrote (``bsub < job.sh``)."""

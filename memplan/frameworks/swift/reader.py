@@ -12,7 +12,7 @@ from memplan.frameworks.asking import GENERATES, MODEL, SEES_TOKENS, SUCH
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands.launch import launches, put_allocator
 from memplan.frameworks.common.local_models import speaks_of_images, within
-from memplan.frameworks.files.documents import Document, Settings, document_of
+from memplan.frameworks.files.documents import Document, Settings, document_of, is_template
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.arguments import put_attention, read_arguments
@@ -150,6 +150,10 @@ def _model(keys: Keys) -> None:
                 keys.draft.ask("images", where, "how many images an example has", f"add {SUCH['images']}")
         return
     keys.draft.facts["sees"] = speaks_of_images(said or "")
+    if is_template(path) and may_see_images(said or ""):
+        what = f"{name} is {path[:60]}, and model_type {(said or '')[:40]} sees"
+        keys.draft.ask("model", keys.settings.where(name), what, SEES_TOKENS)
+        return
     text = (keys.text(name) or "").replace("___", ".")  # as ModelScope writes a folder's name
     if name in ("load", "mcore_model"):
         text = text.rstrip("/").rsplit("/", 1)[-1].removesuffix("-mcore")

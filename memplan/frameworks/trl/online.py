@@ -169,8 +169,9 @@ def _vllm(keys: Keys, method: str) -> None:
     names = ("vllm_mode",) if mode == "server" else () if mode else (*SERVER, *(["use_vllm"] if silent else []))
     if server := next((key for key in names if keys.has(key) and not served), ""):
         bound_server(keys, server)
-    if mode not in ("server", "colocate", ""):
-        keys.warn("vllm_mode", "neither server nor colocate", "engine")
+    if mode not in ("server", "colocate", ""):  # a fork's own: async_server
+        what = f"vllm_mode {mode[:20]} is neither server nor colocate"
+        keys.draft.ask("rollout.placement", keys.settings.where("vllm_mode"), what)
     if server in SERVER and not mode:
         put(keys, "placement", "separate", server)
     if keys.has("vllm_device"):
