@@ -143,7 +143,6 @@ def test_one_key(tmp_path: Path, old: str, new: str, key: str, value: object) ->
         ("torchtune.modules.loss.LinearCrossEntropyLoss", "mine.Loss", "loss._component_", "loss"),
         ("torchtune.modules.loss.LinearCrossEntropyLoss", "mine.ORPOLoss", "loss._component_", "method"),
         ("torch.optim.AdamW", "mine.Optimizer", "optimizer._component_", "optimizer"),
-        ("dtype: bf16", "dtype: bf16\noptimizer_in_bwd: True", "optimizer_in_bwd", "optimizer"),
         (
             "dtype: bf16",
             "dtype: bf16\nenable_activation_offloading: True",
@@ -176,6 +175,13 @@ def test_an_old_checkpointer_is_an_old_torchtune(tmp_path: Path) -> None:
     old = "checkpointer: {_component_: torchtune.utils.FullModelMetaCheckpointer}\ndtype: bf16"
     found = read(tmp_path, changed(CONFIG, "dtype: bf16", old).replace("packed: False", "packed: True"))
     assert (found.job.trainer_version, found.job.sharding, found.job.padded) == ("0.2", "fsdp", True)
+
+
+def test_over_several_gpus_the_optimizer_steps_in_backward(tmp_path: Path) -> None:
+    text = changed(CONFIG, "dtype: bf16", "dtype: bf16\noptimizer_in_bwd: True")
+    found = read(tmp_path, text.replace("gradient_accumulation_steps: 8", "gradient_accumulation_steps: 1"))
+    assert (found.job.sharding, found.job.optimizer_args.in_backward) == ("fsdp2", True)
+    assert not found.unread
 
 
 def test_on_one_gpu_the_optimizer_steps_in_backward_and_activations_wait_on_the_host(tmp_path: Path) -> None:
@@ -275,7 +281,7 @@ def test_in_backward_no_gradient_waits_but_the_largest() -> None:
     ("keys", "what"),
     [
         ({"gradient_accumulation_steps": 2}, "every micro-step"),
-        ({"num_gpus": 2, "sharding": "fsdp2"}, "before gradients are reduced"),
+        ({"num_gpus": 2, "sharding": "ddp"}, "before gradients are reduced"),
         ({"optimizer": "muon"}, "is not modelled so"),
     ],
 )

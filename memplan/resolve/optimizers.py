@@ -78,9 +78,9 @@ def _in_backward(row: Optimizer, implementation: str) -> Optimizer:
     copies = row.foreach_copies if implementation == "foreach" else 0
     return row._replace(
         fused_backward=Fused(2 * copies, 4 * copies, waits=False),
-        shardings=("none",),
+        shardings=("none", "fsdp2"),
         refusals=refusals_of(
-            "ddp=in-backward zero=in-backward fsdp=in-backward fsdp2=in-backward distributed-optimizer=in-backward "
+            "ddp=in-backward zero=in-backward fsdp=in-backward distributed-optimizer=in-backward "
             "accumulation=each-micro-step passes=each-backward"
         ),
     )
@@ -91,7 +91,8 @@ def _check(job: Job, row: Optimizer, split: Split, spec: ModelSpec, accumulation
     way = "zero" if split.is_deepspeed else split.name
     if way not in row.shardings:
         reason = row.refusals.get(way, "not modelled")
-        raise InvalidJob(f"optimizer: {row.name} with {split.name}: {reason}", _elsewhere(row, way))
+        hint = "leave optimizer_args.in_backward out" if job.optimizer_args.in_backward else _elsewhere(row, way)
+        raise InvalidJob(f"optimizer: {row.name} with {split.name}: {reason}", hint)
     for key, present, what, instead in (
         ("lora", job.lora is not None, "LoRA", "use another optimizer, or leave lora out"),
         ("experts", spec.routed, f"the stacked experts of {spec.family}", "use another optimizer"),

@@ -10,6 +10,30 @@ from memplan.errors import InvalidJob
 from memplan.spec.recipe import Recipe
 
 
+class InBackward:
+    """One optimizer for each weight, which steps behind its gradient (torchtune's ``register_optim_in_bwd_hooks``)."""
+
+    def __init__(self, recipe: Recipe, trained: Iterable[torch.nn.Parameter]) -> None:
+        self.each = {parameter: make_optimizer(recipe, [parameter]) for parameter in trained}
+        for parameter in self.each:
+            parameter.register_post_accumulate_grad_hook(self._step)
+
+    def _step(self, parameter: torch.Tensor) -> None:
+        for act in (self.each[parameter].step, self.each[parameter].zero_grad):
+            act()
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """States by parameter."""
+        return dict(chain.from_iterable(each.state.items() for each in self.each.values()))
+
+    def step(self) -> None:
+        """Nothing is left to do."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing is left to let go of."""
+
+
 def make_optimizer(recipe: Recipe, parameters: Iterable[torch.nn.Parameter]) -> Any:
     """The optimizer that the job names. Raises InvalidJob for one that neither has."""
     row, impl, trained = recipe.optimizer.row, recipe.optimizer.implementation, list(parameters)

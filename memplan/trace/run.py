@@ -24,7 +24,7 @@ from memplan.trace.device import fake_device, real_device, repeating_keys, whole
 from memplan.trace.fakeworld import fake_world, naming_buffers, pretend_to_reduce
 from memplan.trace.flat import flat_sharded
 from memplan.trace.ledger import PHASES
-from memplan.trace.optimizers import make_optimizer
+from memplan.trace.optimizers import InBackward, make_optimizer
 from memplan.trace.result import SCHEMA_VERSION, Phase, Point, Trace
 from memplan.trace.runs import SECOND
 from memplan.trace.step import MicroStep, make_batch
@@ -98,7 +98,8 @@ class _State:
         self.beside = self._beside(config, device)
         trained = [self.policy, *(model for name, model in self.beside.items() if name == "critic")]
         self.trained = [each for model in trained for each in model.parameters() if each.requires_grad]
-        self.optimizer = make_optimizer(recipe, self.trained)
+        make = InBackward if recipe.fused_backward else make_optimizer
+        self.optimizer: Any = make(recipe, self.trained)
         self.image_token = getattr(self.bare.config, "image_token_id", 1)
         self.batch = make_batch(recipe, device, self.image_token)
         self.device = device

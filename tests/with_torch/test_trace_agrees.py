@@ -65,6 +65,8 @@ SHARDED = [
         {"method": "dpo"}, {"method": "dpo", "pair_pass": "two-forward"}, {"method": "dpo", "lora": {"r": 16}, **FULL},
     )),
     *(job(SMALL, **{**RANKS, **SHORT, **FP32_REDUCE, "num_gpus": ranks}) for ranks in (2, 3)),
+    *(job(SMALL, optimizer_args={"in_backward": True}, **{**RANKS, **SHORT, **keys})
+      for keys in ({}, FP32_REDUCE | FULL, {"optimizer_impl": "foreach"})),
     job(SMALL, {"num_hidden_layers": 2, "num_local_experts": 4, "model_type": "mixtral"}, **RANKS | {"num_gpus": 8}),
     *(job(SMALL, sharding="ddp", num_gpus=2, gradient_as_bucket_view=view, **keys)
       for view in (False, True) for keys in (LATE, SPLIT, {"sync_each_batch": True})),

@@ -96,7 +96,7 @@ def gradient_itemsize(recipe: Recipe, weight: Weight) -> int:
 
 def gradient_mode(recipe: Recipe) -> GradientMode:
     """What becomes of gradients in a step's backward."""
-    if recipe.fused_backward:
+    if recipe.fused_backward and not gathers(recipe):
         return recipe.fused_backward
     if gathers(recipe):
         return "add" if recipe.accumulates and adds_in_place(recipe) else "keep"
@@ -136,7 +136,7 @@ def main_gradients(recipe: Recipe) -> bool:
 
 def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
     """Which gradients stay whole after their layer's backward. ``waits``: for those of the same weights' other use."""
-    if recipe.fused_backward or (takes_gradients(recipe) and not waits):
+    if (recipe.fused_backward and not gathers(recipe)) or (takes_gradients(recipe) and not waits):
         return KeptGradients(layers=False, root=False)
     if not gathers(recipe):
         return KeptGradients(layers=True, root=True, into_step=not gone_in_step(recipe))

@@ -14,7 +14,7 @@ from memplan.engine.tape.tags import Dim
 
 GATHERING, REDUCING = 1, 2
 """Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
-ADDED = "reduced gradients, added to those that are there,"
+ADDED, UPDATE = "reduced gradients, added to those that are there,", "copies of a gradient's update in backward"
 
 
 class Fsdp2(Sharding):
@@ -246,7 +246,10 @@ class Fsdp2(Sharding):
         group.replicated = shard if self.rules.replicates else None
         if unit.shard != shard.dim.elements:
             shard = self._new(unit.shard, group.named("shards of gradients"), "gradients", REDUCING)
-        if group.shard is None and not self.rules.cpu_offload:
+        if self.rules.steps:
+            buffers = [self._new(unit.largest, UPDATE, "optimizer_temporaries", REDUCING)] * self.rules.copies
+            del buffers
+        elif group.shard is None and not self.rules.cpu_offload:
             group.shard = shard
         self.reduced_before = copied
 

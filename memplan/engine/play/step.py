@@ -71,7 +71,7 @@ class Player:
     def __init__(self, recipe: Recipe, tape: PlayTape | None = None) -> None:
         self.recipe, self.tape = recipe, tape or PlayTape()
         self.tape.in_place = recipe.hardware.gpu is not None
-        self.tape.gradient_mode = recipe.fused_backward or "keep"
+        self.tape.gradient_mode = "keep" if recipe.in_units else recipe.fused_backward or "keep"
         self.resident = Resident(recipe, self.tape)
         self.weights: dict[str, Weights] = {}
         self.beside: dict[str, Sharding] = {}

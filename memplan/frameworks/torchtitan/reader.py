@@ -275,9 +275,14 @@ def _optimizer(keys: Keys) -> None:
         keys.put("optimizer_impl", {"for-loop": "loop"}.get(how, how), "implementation")
     else:
         keys.warn("name", f"optimizer {name[:20]} is not modelled: adamw is counted in its place", "optimizer")
-    if keys.flag("early_step_in_backward"):  # a fused step of one weight makes nothing beside it
-        tell = keys.bound if how == "fused" else keys.warn
-        tell("early_step_in_backward", "gradients are counted as held until the step", "optimizer")
+    if keys.flag("early_step_in_backward"):
+        said, steps = keys.draft.values, ("gradient_accumulation_steps", "pipeline_parallel")
+        once = "global_batch_size" not in said and all(int(said.get(key) or 1) == 1 for key in steps)
+        if once and how != "for-loop" and said.get("sharding") == "fsdp2":
+            keys.put("optimizer_args", {"in_backward": True}, "early_step_in_backward")
+        else:  # a fused step of one weight makes nothing beside it
+            tell = keys.bound if how == "fused" else keys.warn
+            tell("early_step_in_backward", "gradients are counted as held until the step", "optimizer")
     keys.close(words("lr eps weight_decay beta1 beta2 fused early_step_in_backward"))
 
 

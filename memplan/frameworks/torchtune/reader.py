@@ -101,7 +101,7 @@ def _training(keys: Keys) -> None:
     version = _loss(keys, method)
     _sharding(keys, gpus, version)
     _activations(keys, gpus)
-    _optimizer(keys, gpus)
+    _optimizer(keys)
     _switches(keys)
     keys.skip(*(key for key in keys.settings.values if key.startswith(table.SECTIONS) or "_checkpointer." in key))
     keys.close((*table.HARMLESS, "dataset", "dataset_val", "collate_fn"))
@@ -231,7 +231,7 @@ def _activations(keys: Keys, gpus: int) -> None:
             keys.put("offload", ["activations"], "enable_activation_offloading")
 
 
-def _optimizer(keys: Keys, gpus: int) -> None:
+def _optimizer(keys: Keys) -> None:
     """A class with its arguments; in backward where the recipe is told so."""
     at = f"optimizer{COMPONENT}"
     component = keys.text(at) or ""
@@ -243,9 +243,8 @@ def _optimizer(keys: Keys, gpus: int) -> None:
     keys.skip(*(key for key in keys.settings.values if key.startswith("optimizer.")))
     modelled = put_class(keys, at, component, arguments)
     if keys.flag("optimizer_in_bwd"):
-        if gpus > 1 or not modelled:
-            why = "over several GPUs gradients are counted as held until the step"
-            keys.warn("optimizer_in_bwd", why, "optimizer")
+        if not modelled or keys.draft.values.get("sharding") == "fsdp":
+            keys.warn("optimizer_in_bwd", "gradients are counted as held until the step", "optimizer")
         else:
             args = keys.draft.values.get("optimizer_args") or {}
             keys.put("optimizer_args", {**args, "in_backward": True}, "optimizer_in_bwd")

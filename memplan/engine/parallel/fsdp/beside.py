@@ -84,7 +84,8 @@ def _enter_pools(ledger: Ledger, question: Question, before_layers: str, accumul
     took stays reserved when it is freed, and the shards of gradients (outputs of reductions) until backward makes them,
     or the step where micro-steps leave them for it."""
     ends = [sizes.unit for sizes in question.policy.ends]
-    shards = sum(sizes.unit.shard for sizes in question.policy.layers) + sum(unit.shard for unit in ends)
+    every = [*(sizes.unit.shard for sizes in question.policy.layers), *(unit.shard for unit in ends)]
+    shards = max(every) if question.rules.steps else sum(every)
     whole = max(unit.gathered for unit in ends) * (question.rules.ranks > 1)
     gather = next(each for each in ledger.schedule if each.endswith((".gather", ".layer-forward", ".forward")))
     until = ledger.before(ledger.schedule[-1]) if accumulates else before_layers

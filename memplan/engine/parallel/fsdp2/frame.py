@@ -23,5 +23,7 @@ class Unit(NamedTuple):
     """Whole gradients that no backward has reduced yet, in the reduction's dtype, without its padding."""
     zeros: int = 0
     """FSDP1: gradients of views that nothing used, which autograd makes when it puts the flat gradient together."""
+    largest: int = 0
+    """The largest shard of a gradient among these."""
     widest: int = 0
     """The largest of the copies that the weights of one rank are cast to, one after another, before they are taken."""

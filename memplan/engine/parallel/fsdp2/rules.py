@@ -51,6 +51,10 @@ class Rules(NamedTuple):
     (torch 2.13 distributed/fsdp/_flat_param.py: _use_sharded_grad_views, _reset_flat_param_grad_info_if_needed)."""
     mixers_apart: bool
     """A layer's mixer is a unit within it, so that of a layer its norm alone is gathered ahead."""
+    steps: bool
+    """FSDP2: a hook behind each reduction steps on the shards that it leaves, one after another."""
+    copies: int
+    """Of a shard, that such a step makes."""
 
     @property
     def leaves_behind(self) -> bool:
@@ -99,6 +103,8 @@ def rules_of(recipe: Recipe) -> Rules:
         and adapter.bias == "none"
         and recipe.others.reference == "adapter",
         recipe.model.family in NAMING_MIXERS,
+        recipe.fused_backward is not None,
+        recipe.fused_backward.half // 2 if recipe.fused_backward else 0,
     )
 
 

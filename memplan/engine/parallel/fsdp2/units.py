@@ -72,7 +72,7 @@ def _packed(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
 
 def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
     """Of weights that are stored as they are."""
-    gathered = gradients = reduced = shard = last = cast = waiting = zeros = widest = 0
+    gathered = gradients = reduced = shard = last = cast = waiting = zeros = widest = largest = 0
     parts = max(1, int(recipe.sharding.reshard_after_forward))
     adapter, own_dtype = recipe.adapter, not casts(recipe)
     compute, reduce = recipe.numerics.itemsize, recipe.storage.reduce_itemsize
@@ -106,7 +106,8 @@ def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
             reduced += elements * summed
             waiting += exact * summed
             shard += elements // ranks * stored
-    return Unit(gathered, gradients, reduced, shard, last, cast, waiting, zeros, widest)
+            largest = max(largest, elements // ranks * stored // weight.copies)
+    return Unit(gathered, gradients, reduced, shard, last, cast, waiting, zeros, largest, widest)
 
 
 def _is_replaced(weight: Weight, adapter: Adapter | None) -> bool:
