@@ -244,7 +244,7 @@ def test_kernels_that_the_environment_turns_off_are_off(
     tmp_path: Path, fused: str, flash: str, attention: str, backend: str
 ) -> None:
     file, text = FILES["megatron"]
-    job = read(tmp_path, f"NVTE_FUSED_ATTN={fused} NVTE_FLASH_ATTN={flash} {text}\n", file).job
+    job = read(tmp_path, f"export NVTE_FUSED_ATTN={fused} NVTE_FLASH_ATTN={flash}\n{text}\n", file).job
     assert (job.attention, job.megatron.attention_backend) == (attention, backend)
 
 
