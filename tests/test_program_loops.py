@@ -390,3 +390,9 @@ model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat1
 other = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-1.5B", dtype="bfloat16").to("cuda")
 OwnDPOTrainer(model=model, ref_model=other, beta=0.2, args=TrainingArguments(per_device_train_batch_size=2)).train()
 """
+
+
+def test_a_loop_that_nothing_in_its_file_calls_is_no_training_of_its_own() -> None:
+    loop = "def fit(model, rows):\n    for row in rows:\n        model(row, labels=row).loss.backward()\n"
+    assert checked("train.py", f"import torch\n{loop}").fits == "skipped"
+    assert checked("train.py", f"import torch\n{loop}if __name__ == '__main__':\n    fit(*drawn())\n").fits == "unclear"

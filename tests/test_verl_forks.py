@@ -701,3 +701,33 @@ def test_search_r1_s_padded_rows_are_no_more_than_its_completions(tmp_path: Path
     assert {each.asks for each in found.unread} == {"batch_size", "logprob_token_budget"}
     told = read(tmp_path, f"{RL} {dynamic} {search}", batch_size=4, logprob_token_budget=4096)
     assert (told.job.batch_size, told.job.logprob_token_budget, told.unread) == (4, 4096, ())
+
+
+def test_a_program_s_own_config_has_what_its_command_says_nothing_of(tmp_path: Path) -> None:
+    """A command with no setting of verl's groups: what trains is the config of the program's ``@hydra.main``."""
+    (tmp_path / "README.md").write_text("")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\nalgorithm: {adv_estimator: grpo}\n"
+        "data: {max_prompt_length: 512, max_response_length: 512}\njudge: {model_path: Qwen/Qwen2.5-7B}\n"
+        "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B}\n  actor: {ppo_micro_batch_size_per_gpu: 4}\n"
+    )
+    (tmp_path / "start.py").write_text('@hydra.main(config_path="configs", config_name="mine", version_base=None)\n')
+    found = read(tmp_path, "python3 start.py trainer.experiment_name=actor_rollout_ref.actor.x", num_gpus=8)
+    assert (found.job.model, found.job.method, found.job.batch_size) == ("Qwen/Qwen2.5-0.5B", "grpo", 4)
+    assert deciding(found) == {"judge.model_path": "model"}
+    changed = read(tmp_path, f"python3 start.py {A}ppo_micro_batch_size_per_gpu=2 trainer.nnodes=1", num_gpus=8)
+    assert changed.job.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "decides"),
+    [
+        ("+e5_model_path=intfloat/e5-base-v2", {"e5_model_path": "model"}),  # of the fork's; the shell has no plus
+        ("E5_MODEL_PATH=intfloat/e5-base-v2", {}),
+        (f"{A}optim.optim_name=SAM", {f"{A}optim.optim_name": "optimizer"}),
+        (f"{A}optim.own_scheduler=cosine", {}),
+    ],
+)
+def test_a_model_at_the_top_and_an_optimizer_s_name_decide(tmp_path: Path, own: str, decides: dict[str, str]) -> None:
+    assert deciding(read(tmp_path, f"{RL} {own}")) == decides

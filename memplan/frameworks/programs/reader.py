@@ -153,9 +153,11 @@ def _without_trainer(document: Document, program: Program, run: Run) -> None:
     loop = next(_loops(program), None)
     if loop is None:
         raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
-    why = next(
-        (each.values.get("why", "") for each in run.things if each.name == BACKWARD and str(each.place) == loop), ""
-    )
+    found = [each for each in run.things if each.name == BACKWARD]
+    if found and all(each.values["uncalled"] for each in found) and "__main__" not in document.text:
+        hint = starter_of(document.path) or "check the program that calls it"
+        raise NoTraining(f"{loop}: no training of its own: nothing in this file calls its loop", hint)
+    why = next((each.values.get("why", "") for each in found if str(each.place) == loop), "")
     raise NotKnown(f"{loop}: a training loop of the program's own, which is not read{why}", WRITE)
 
 

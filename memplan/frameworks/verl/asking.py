@@ -1,10 +1,13 @@
 """Numbers of verl's settings that a text may leave open: asked for where memory depends on them."""
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from memplan.frameworks.base import Draft, Keys
 from memplan.frameworks.deciding import subject_of
 from memplan.frameworks.files.documents import Settings, is_template, words
+from memplan.frameworks.shell.reader import Word
 from memplan.frameworks.verl.keys import ROLLOUT
 from memplan.spec.reading import Unread
 from memplan.spec.rollout import Rollout
@@ -102,3 +105,18 @@ def gpus(keys: Keys, usual: int, shared: int = 1) -> int:
         each, nodes = -(-max(each, 8) * nodes // shared) * shared, 1
         keys.assume("num_gpus", each, "its number is not in the file: a node's, or those that share one copy")
     return max(1, each * nodes)
+
+
+_NPROC = re.compile(r"--n(?:proc[_-]per[_-]node|nodes)")
+
+
+def processes_of(words: Sequence[Word]) -> dict[str, Any]:
+    """How many processes torchrun starts on a node, and on how many nodes: numbers, or what stands for them."""
+    found: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        if not _NPROC.match(word.text):
+            continue
+        text = word.text.partition("=")[2] or (words[place + 1].text if place + 1 < len(words) else "")
+        name = "trainer.nnodes" if "nodes" in word.text else "trainer.n_gpus_per_node"
+        found[name] = int(text) if text.isdigit() and len(text) < 7 else text
+    return found

@@ -254,6 +254,8 @@ OF_A_GROUP = {
 """What of memory a fork's own setting of these groups may decide: the others' are of rewards, steps and logs."""
 OF_LOG_PROBS = re.compile(r"loss_(?:impl|fn|func|function|mode|type|agg\w*)$|(?:reward|norm|filter|penalt)\w*\.method$")
 """Which loss is made of the log-probabilities, and how rewards are scaled: of numbers of rows, whatever it is."""
+OF_OPTIM = re.compile(r"\.optim\.\w*(?:optim|name|cls|class)\w*$")
+"""Which optimizer it is, of a fork's own words: SAM's steps are two."""
 A_SLIP = 0.93
 """How alike a setting is to one that it is a slip of."""
 ASKED = {"lengths": "sequence_length", "batch": "batch_size"}
@@ -266,6 +268,7 @@ def _felt(keys: Keys, key: str, value: Any, decides: str) -> str:
     groups = {} if keys.framework.title == "SkyRL" else OF_A_GROUP  # whose ``trainer`` has batches and lengths
     decides = decides if decides in groups.get(key.partition(".")[0], (decides,)) else ""
     decides = "" if decides in ("loss", "method") and OF_LOG_PROBS.search(key) else decides
+    decides = "optimizer" if OF_OPTIM.search(key) and isinstance(value, str) else decides
     said = keys.draft.said
     part = key.startswith("actor_rollout_ref.agent.") and isinstance(value, int)
     return "" if part and decides == "lengths" and value <= int(said.get("sequence_length") or 0) else decides

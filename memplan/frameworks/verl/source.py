@@ -11,6 +11,7 @@ from memplan.frameworks.commands.hydra import of_program
 from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.files.following import found_at, open_reference, program_at
 from memplan.frameworks.shell.reader import Word, scalar
+from memplan.frameworks.verl.asking import processes_of
 from memplan.frameworks.verl.names import repeated, sense
 
 RL, SFT, ENGINE, EASY, SKY = "rl", "fsdp_sft_trainer", "sft_trainer", "easyr1", "skyrl"
@@ -21,7 +22,6 @@ _NO_TRAINING = re.compile(r"\bmain_(generation|eval)\w*|model_merger|\bdiagnose\
 """Programs that train nothing."""
 _OTHER_PROGRAM = re.compile(r"\bverl\.trainer\.main_(?:sft|dpo|rm|reward\w*)\b")
 _OVERRIDE = re.compile(r"['\"]?(\+{0,2}|~)([A-Za-z_]\w*(?:\.[\w@-]+)*)=(.*)", re.DOTALL)
-_NPROC = re.compile(r"--n(?:proc[_-]per[_-]node|nodes)")
 _MARKS = re.compile(
     r"\bactor_rollout_ref\.(actor|rollout|model)\.|\bworker\.(actor|rollout)\.|model\.partial_pretrain="
     r"|\btrainer\.(?:policy|placement)\.\w|\bverl[./]trainer[./]sft_trainer|\bdata\.max_token_len_per_gpu="
@@ -157,7 +157,12 @@ def _of_script(document: Document, draft: Draft) -> Given:
             why = "no program of verl's: its settings are read as those of PPO's"
             draft.warn(other.group(), f"{document.path}, line {words[0].line}", why, "method")
         values, lines, added = _overrides(words)
-        kind = _kind(values, texts)
+        path, name = _config(words, values)
+        program = _module(document.path, words)
+        kind, base = _kind(values, texts), None
+        if not kind and program:  # whose own config has what verl reads, and the command what is changed of it
+            base = of_program(document.path, program, path, name)
+            kind = RL if base is not None and "actor_rollout_ref" in base.values else ""
         if not kind:
             continue
         handed = next((word for word in words if re.search(r"\.(sh|bash)$", word.text)), None)
@@ -165,16 +170,15 @@ def _of_script(document: Document, draft: Draft) -> Given:
             why = "the script that these settings are handed to is not here: what it sets itself is not known"
             draft.warn(handed.text[-60:], f"{document.path}, line {handed.line}", why, "model", "name that script")
         if kind in (SFT, ENGINE):
-            counts = _torchrun(words)
+            counts = processes_of(words)
             values |= counts
             lines |= dict.fromkeys(counts, words[0].line)
         settings = Settings(document.path, values, lines)
-        path, name = _config(words, values)
-        program = _module(document.path, words)
+        settings = settings if base is None else _plain(base).under(settings)
         place = found_at(document.path, program) if program else None
         draft.facts["verl program"] = place.read_text(encoding="utf-8", errors="replace") if place else ""
         found = _over_code(draft, _over(draft, Given(settings, kind, added, name), path, name, program), program, path)
-        return _settled(found, {name for name in values if "." not in name and name not in WITHOUT_DOT})
+        return _settled(found, {name for name in values if "." not in name} - {*WITHOUT_DOT, *added})
     raise InvalidJob(f"{document.path}: no training of verl's with options in it", "name the script that starts one")
 
 
@@ -285,15 +289,3 @@ def _places(script: str, path: str, name: str) -> Iterator[str]:
     yield "/".join(parts)
     for start in range(1, len(parts)):
         yield "/".join(parts[start:])
-
-
-def _torchrun(words: list[Word]) -> dict[str, Any]:
-    """How many processes torchrun starts on a node, and on how many nodes: numbers, or what stands for them."""
-    found: dict[str, Any] = {}
-    for place, word in enumerate(words):
-        if not _NPROC.match(word.text):
-            continue
-        text = word.text.partition("=")[2] or (words[place + 1].text if place + 1 < len(words) else "")
-        name = "trainer.nnodes" if "nodes" in word.text else "trainer.n_gpus_per_node"
-        found[name] = int(text) if text.isdigit() and len(text) < 7 else text
-    return found
