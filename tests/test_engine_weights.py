@@ -10,7 +10,7 @@ from memplan.engine.generation.rank import stages_of
 from memplan.engine.generation.weights import padded_vocabulary, rotary_bytes, weights_bytes
 from memplan.gpus import find_gpu
 from memplan.models import load_model
-from memplan.spec.generation import Generator
+from memplan.spec.generation import Draft, Generator
 from memplan.tables.quantizations import Stored
 from memplan.units import GiB, MiB
 
@@ -49,6 +49,7 @@ WEIGHTS = [
     ),  # 5.43; scales in fp32, whatever the file has
     ("phi-4", {"quantization": "gptq", "version": "0.6.5"}, 8.5107),  # no zeros
     ("gemma-4-31b", {"version": "0.26.0"}, 58.99),  # keys that are values too are loaded twice
+    ("qwen3-32b", {"version": "0.26.0", "draft": Draft(layers=1, rows=32_000)}, 63.94),  # an EAGLE-3 head beside it
     ("gemma-4-e2b", {"version": "0.30.0", "max_num_batched_tokens": 2496}, 9.75),  # embeddings of each layer
 ]
 

@@ -125,26 +125,28 @@ def _degrees(of: Generator, number: int) -> str:
     return "use " + " or ".join(map(str, found[:8]))
 
 
-OWN_SHAPE = ("mtp", "eagle")
+OWN_SHAPE = {"mtp": 0, "eagle": 0, "eagle3": 32_000}
 """A layer of the served model's shape behind a projection of its hidden state and the next token's embedding (vllm
-model_executor/models/deepseek_mtp.py, llama_eagle.py); embedding and head are the served model's."""
+model_executor/models/deepseek_mtp.py, llama_eagle.py), and rows of a head of its own; else the served model's."""
 
 
 def drafted(asked: Rollout, whole: ModelSpec, notes: Notes) -> Draft | None:
     """None where nothing drafts. Raises InvalidJob for what cannot be known."""
     if asked.draft is None:
         return None
-    if asked.draft not in OWN_SHAPE:
+    if not isinstance(asked.draft, str) or asked.draft not in OWN_SHAPE:
         spec = load_model(asked.draft)
         notes.assume(f"rollout.draft: {spec.name}, whose embedding and head are counted as its own")
         return Draft(model=spec, tokens=asked.draft_tokens or 1)
-    if asked.draft == "eagle" and whole.routed:
+    if asked.draft != "mtp" and whole.routed:
         raise InvalidJob(
-            f"rollout.draft: eagle beside the experts of {whole.name} is a layer of another shape",
+            f"rollout.draft: {asked.draft} beside the experts of {whole.name} is a layer of another shape",
             "name the draft model's folder or config.json",
         )
-    notes.assume(f"rollout.draft: {asked.draft}, one layer of the model's shape with its embedding and head")
-    return Draft(layers=1, tokens=asked.draft_tokens or 1)
+    rows = OWN_SHAPE[asked.draft]
+    ends = f"an embedding and a head of {rows:,} words of its own" if rows else "its embedding and head"
+    notes.assume(f"rollout.draft: {asked.draft}, one layer of the model's shape with {ends}")
+    return Draft(layers=1, rows=rows, tokens=asked.draft_tokens or 1)
 
 
 def syncing(job: Job, found: Recipe, row: Generation, shared: bool) -> Syncing:

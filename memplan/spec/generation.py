@@ -31,6 +31,8 @@ class Draft(NamedTuple):
 
     layers: int = 0
     """Of the served model's own shape, with its embedding and head."""
+    rows: int = 0
+    """Of a head of its own, with an embedding: EAGLE-3's."""
     model: ModelSpec | None = None
     """A model of its own."""
     tokens: int = 1

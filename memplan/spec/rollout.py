@@ -114,7 +114,8 @@ class Rollout(Frozen):
     """Of its weights; a quantised checkpoint's own when not given."""
     draft: str | dict[str, Any] | None = None
     """What drafts tokens for speculative decoding: mtp (a layer of the model's own for it), eagle (a layer of the same
-    shape), or a model as in ``model``. Its weights and its cache count."""
+    shape), eagle3 (one with an embedding and a head of its own), or a model as in ``model``. Its weights and its cache
+    count."""
     draft_tokens: Count | None = None
     """Tokens that are drafted at once, each with a state of its own where a model has states; 1 when not given."""
     enforce_eager: bool | None = None

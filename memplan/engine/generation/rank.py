@@ -5,6 +5,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from memplan.engine.generation.formats import FORMATS, quantises
+from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_HOPPER, HOPPER, ROCM, version_of
 from memplan.tables.quantizations import MODULES
@@ -122,3 +123,18 @@ def products(mixer: Any, rank: Rank, ranks: int) -> Tensors:
     heads, form = mixer.num_heads // ranks, rank.form_of("self_attn", "kv_b_proj")
     each = heads * mixer.latent * (1 if form.startswith("fp8") else rank.itemsize)
     return each * queries, each * mixer.linears[-1].outputs, queries * heads * mixer.rope * rank.itemsize
+
+
+def of_eagle3(layer: Layer, hidden: int, words: int, rows: int, rank: Rank) -> Tensors:
+    """Beside a layer of the model's shape: its attention reads the embedding too, twice as wide; three hidden states
+    are projected to one; an embedding of ``words`` and a head of ``rows`` are its own, with the words that these are
+    (vllm model_executor/models/llama_eagle3.py)."""
+    wide = sum(linear.outputs for linear in layer.mixer.linears[:-1]) if layer.mixer else 0
+    divided = wide * hidden, words * hidden, rows * hidden
+    norms = (hidden * rank.itemsize,) * 2
+    return (
+        3 * hidden * hidden * rank.itemsize,
+        *(each * rank.itemsize // rank.tensor for each in divided),
+        *norms,
+        rows * 8,
+    )

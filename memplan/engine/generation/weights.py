@@ -11,7 +11,7 @@ from typing import Any
 from memplan.engine.generation.cells import drafting_layer
 from memplan.engine.generation.formats import kernels_of, quantises, served
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
-from memplan.engine.generation.rank import UNGATED, Rank, Tensors, of_mxfp4, products, stages_of
+from memplan.engine.generation.rank import UNGATED, Rank, Tensors, of_eagle3, of_mxfp4, products, stages_of
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
@@ -175,8 +175,11 @@ def _draft(of: Generator, rank: Rank) -> Tensors:
     if not draft.layers:
         return ()
     rank = rank._replace(format="none") if DRAFT in rank.plain else rank
+    layer = drafting_layer(of)
+    if draft.rows:
+        return *_layer(layer, rank), *of_eagle3(layer, hidden, padded_vocabulary(of), draft.rows, rank)
     sides = (2 * hidden * hidden * rank.itemsize, *repeat(hidden * rank.itemsize, 3))
-    return (*_layer(drafting_layer(of), rank), *sides) * draft.layers
+    return (*_layer(layer, rank), *sides) * draft.layers
 
 
 def padded_vocabulary(of: Generator) -> int:
