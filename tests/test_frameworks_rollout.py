@@ -35,10 +35,10 @@ GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=[len], args=ar
 """
 
 
-def read(tmp_path: Path, text: str, name: str = "run.sh") -> JobInput:
+def read(tmp_path: Path, text: str, name: str = "run.sh", **options: Any) -> JobInput:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    return read_target(str(path), {})
+    return read_target(str(path), options)
 
 
 def rollout(found: JobInput) -> dict[str, Any]:
@@ -127,6 +127,15 @@ def test_vllm_s_first_engine_is_what_the_environment_asks_for(tmp_path: Path, be
     assert rollout(read(tmp_path, text)).get("engine_version") == version
     (tmp_path / "requirements.txt").write_text("vllm==0.11.0\n", encoding="utf-8")
     assert rollout(read(tmp_path, text)).get("engine_version") is None
+
+
+@pytest.mark.parametrize(("many", "version", "told"), [(4, "0.8.4", True), (4, "0.9.2", False), (1, "0.8.4", False)])
+def test_images_of_a_prompt_are_asked_for_where_all_are_profiled(
+    tmp_path: Path, many: int, version: str, told: bool
+) -> None:
+    text = f"{VERL.replace('ESTIMATOR', 'grpo')} {V}rollout.layered_summon=True {V}rollout.limit_images={many}"
+    found = read(tmp_path, text, rollout={"engine_version": version})
+    assert ([each.decides for each in found.unread if "limit_images" in each.key] == ["engine"]) == told
 
 
 def test_a_server_s_cards_are_not_the_trainer_s(tmp_path: Path) -> None:

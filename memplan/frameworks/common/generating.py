@@ -6,6 +6,7 @@ a script starts beside its training (``trl vllm-serve …``, ``swift rollout …
 Source: trl 1.16 scripts/vllm_serve.py (an engine of ``tensor_parallel_size`` × ``data_parallel_size`` cards, 0.9 of
 each); ms-swift 4.5 swift/pipelines/infer/rollout.py, whose arguments begin with ``vllm_``."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -52,6 +53,10 @@ FELT = (
     "speculative_num_draft_tokens", "speculative_model", "model", "disaggregation_mode",
 )  # fmt: skip
 """Arguments of either whose memory nothing here describes."""
+
+IMAGES_OF_A_PROMPT = re.compile(r"limit_(images|mm_per_prompt)")
+ALL_IMAGES = (0, 8, 3)
+"""Since which V0's profile run leaves none out (``engine/generation/activation.py``: ITEMS)."""
 
 
 def put(keys: Keys, name: str, value: Any, key: str) -> None:
@@ -102,24 +107,34 @@ def put_engine(keys: Keys, name: str, key: str, *, separate: bool | None = None,
         put(keys, "process", "own" if own else "same", key)
     keys.draft.finishers["engine's lengths"] = partial(_bound_lengths, keys.settings.path)
     if name == "vllm":
-        keys.draft.finishers["engine's generation"] = partial(_first_engine, keys.settings.path)
+        keys.skip(*filter(IMAGES_OF_A_PROMPT.search, keys.settings.values))
+        keys.draft.finishers["engine's generation"] = partial(_first_engine, keys.settings)
 
 
-def _first_engine(path: str, draft: Draft) -> None:
-    """vLLM's first engine, where the command's environment asks for it and the project takes no newer one."""
+def _first_engine(settings: Settings, draft: Draft) -> None:
+    """vLLM's first engine, where the command's environment asks for it and the project takes no newer one. Its profile
+    run takes all images that a prompt may have, one of which is counted."""
     variables, where = draft.environment
     rollout = draft.values.get("rollout") or {}
-    if "engine_version" in (draft.options.get("rollout") or {}):
-        return
+    given = str((draft.options.get("rollout") or {}).get("engine_version") or "")
     trainer, of = draft.values.get("trainer", ""), str(draft.values.get("trainer_version") or "")
-    usual = max(taken_by(trainer, of, "vllm"), pinned(path, "vllm")[0], key=version_of)
-    version = rollout.get("engine_version") or usual
-    setting = runs_first(version, variables)
+    usual = max(taken_by(trainer, of, "vllm"), pinned(settings.path, "vllm")[0], key=version_of)
+    version = given or rollout.get("engine_version") or usual
+    setting = "" if given else runs_first(version, variables)
     if setting:
         draft.values["rollout"] = {**rollout, "engine_version": FIRST}
         draft.remarks.append(
             f"{where}: under {setting} vLLM {version} runs its first engine (V0): counted as {FIRST}'s"
         )
+    several = [key for key in settings.values if IMAGES_OF_A_PROMPT.search(key) and _most(settings.values[key]) > 1]
+    if several and ALL_IMAGES <= version_of(FIRST if setting else version) <= version_of(FIRST):
+        why = "vLLM's first engine (V0) profiles all images of a prompt, of which one is counted"
+        draft.warn(f"{settings.prefix}{several[0]}", settings.where(several[0]), why, "engine")
+
+
+def _most(said: object) -> int:
+    """The largest number of ``{"image": 7}``."""
+    return max((int(each) for each in re.findall(r"\d+", str(said))), default=0)
 
 
 def _bound_lengths(path: str, draft: Draft) -> None:
