@@ -66,6 +66,11 @@ def test_variables(text: str, words: str) -> None:
     assert commands(text)[-1] == words.split()
 
 
+def test_a_quote_stands_in_a_quoted_word_behind_a_backslash() -> None:
+    text = "run --x $'\\'{\"a\": 1}\\'' $'512' \"$'\"\n"
+    assert commands(text)[-1] == ["run", "--x", "'{\"a\": 1}'", "512", "$'"]
+
+
 def test_words_keep_their_quotes_together() -> None:
     text = 'A=(--x \'a b\')\nC="-m mod"\nrun "${A[@]}" $C "$C" \'$1\' "q\\"r" --k=\'a b\''
     assert commands(text)[-1] == ["run", "--x", "a b", "-m", "mod", "-m mod", "$1", 'q"r', "--k=a b"]

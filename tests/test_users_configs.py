@@ -261,6 +261,8 @@ def test_a_program_beside_openrlhfs_own_is_asked_for_under_its_name() -> None:
         found = checked("a.sh", script.format(name))
         assert f"noise/{name} is none of OpenRLHF's programs" in found.text
         assert found.hint.startswith(f"add --method {like} --without program")
+    renamed = script.format("x").replace("cli/noise/x.py", "--num_gpus 8 --module src.cli.train_sft")
+    assert checked("b.sh", renamed).job["trainer"] == "openrlhf"
 
 
 def test_a_recipe_and_a_model_of_ones_own_are_asked_for_at_once() -> None:

@@ -414,3 +414,42 @@ args = GRPOConfig(output_dir="x", deepspeed=data_args.config_path, max_prompt_le
                   per_device_train_batch_size=1, bf16=True)
 GRPOTrainer(model="Qwen/Qwen2.5-0.5B", reward_funcs=[len], args=args, train_dataset=None).train()
 """
+
+
+SHORT = """\
+from dataclasses import dataclass
+import argparse
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class Mine:
+    max_seq_length: int = 512
+{parser}
+bias[:, rows : rows + block_size] = 1
+rows = [tokenizer(text, max_length=mine.max_seq_length, truncation=True) for text in data]
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype="bfloat16")
+Trainer(model=model, args=TrainingArguments(bf16=True, per_device_train_batch_size=1), train_dataset=rows).train()
+"""
+HUGGING = "mine, args = HfArgumentParser((Mine, TrainingArguments)).parse_args_into_dataclasses()\nblock_size = 4096"
+PLAIN = """\
+parser = argparse.ArgumentParser()
+parser.add_argument("--max_seq_length", type=int, default=512)
+parser.add_argument("--block_size", type=int, default=4096)
+mine = parser.parse_args()
+block_size = mine.block_size"""
+
+
+@pytest.mark.parametrize("parser", [HUGGING, PLAIN])
+def test_an_option_may_be_shortened_as_argparse_takes_it(parser: str) -> None:
+    """Elements of a tensor that are written to are no row that is cut."""
+    Path("train.py").write_text(SHORT.format(parser=parser))
+    for option, length in (("--max_seq_len 1024", 1024), ("--max_seq_length 256", 256), ("--maximum 99", 512)):
+        found = checked("run.sh", f"python train.py {option}\n").job
+        assert found["sequence_length"] == length, option
+
+
+def test_a_command_that_speaks_of_images_is_asked_for_a_model_that_sees() -> None:
+    text = SHORT.format(parser=PLAIN).replace('"Qwen/Qwen2.5-0.5B"', "elsewhere()")
+    Path("train.py").write_text(text)
+    hint = checked("run.sh", "python train.py --video_path /data\n").hint
+    assert hint.startswith("add --model Qwen/Qwen2.5-VL-7B-Instruct")
+    assert "images.per_example=1" in hint

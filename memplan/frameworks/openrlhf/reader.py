@@ -94,11 +94,12 @@ def _new_name(key: str, program: str) -> str:
 
 def _program(command: Command) -> tuple[str, int]:
     """(sft, dpo, …, the place of its word), or the name of another with OpenRLHF's options, or nothing."""
-    said = " ".join(command.texts)
-    own = all(option in said for option in _ITS_OWN)
-    for place, word in enumerate(command.words):
-        match = _PROGRAM.search(word.text) or _EXAMPLE.search(word.text)
-        added = _ADDED.search(word.text) if own else None
+    texts = command.texts
+    own = all(option in texts for option in _ITS_OWN)
+    for place, text in enumerate(texts):
+        path = f"{text.replace('.', '/')}.py" if own and texts[place - 1] in ("--module", "-m") else text
+        match = _PROGRAM.search(text) or _EXAMPLE.search(path)
+        added = _ADDED.search(path) if own else None
         if match and (added is None or "/" not in added[1]):
             name = match[1]
             return name if name in (*PROGRAMS, "ppo") else f"train_{name}", place

@@ -2,10 +2,11 @@
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from memplan.frameworks.hugging_face.arguments import FIELDS
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.files import DATA
 from memplan.frameworks.programs.paths import FILES
@@ -104,8 +105,18 @@ def _commands(call: Call) -> Any:
     return call.owner
 
 
+def _whole(name: str, names: Collection[str]) -> str:
+    """The option that a shortened name begins, where it begins one alone: ``--max_seq_len`` of ``max_seq_length``."""
+    found = [each for each in names if each.startswith(name)] if name not in names else []
+    return found[0] if len(found) == 1 else name
+
+
 def _arguments_of(call: Call) -> Thing:
-    return Thing("arguments", call.place, dict(call.owner.values), dict(call.owner.places))
+    owner, known = call.owner, call.run.known
+    for short in known.arguments.keys() - owner.values.keys():
+        if (name := _whole(short, owner.values)) != short and name not in known.arguments:
+            owner.set(name, known.arguments[short], known.places.get(short, call.place))
+    return Thing("arguments", call.place, dict(owner.values), dict(owner.places))
 
 
 def _of_file(call: Call) -> Any:
@@ -120,12 +131,22 @@ def _of_file(call: Call) -> Any:
     return _instances(call, values, {key: Place(found.path, found.settings.lines.get(key, 1)) for key in values})
 
 
+def _plain(each: object) -> bool:
+    """Whether all names of its options are known: a class of the program's own, or transformers' arguments."""
+    root = each.root if isinstance(each, Class) else each
+    return root is None or (isinstance(root, Ref) and root.last.endswith("TrainingArguments"))
+
+
 def _instances(call: Call, given: Mapping[str, Any] | None = None, at: Mapping[str, Place] = NOWHERE) -> Any:
     """``HfArgumentParser((ModelArguments, TrainingArguments))``: one of each, as the command fills it, or ``given``."""
     known_places = call.run.known.places if given is None else at
     classes = call.owner.values.get("*0", call.owner.values.get("dataclass_types"))
     several = list(classes) if isinstance(classes, (list, tuple)) and not isinstance(classes, Ref) else [classes]
     left, run = dict(call.run.known.arguments if given is None else given), call.run
+    if given is None and all(map(_plain, several)):
+        names = {*FIELDS, *(name for each in several if isinstance(each, Class) for name in each.all_fields())}
+        left = {_whole(name, names): value for name, value in left.items()}
+        known_places = {_whole(name, names): place for name, place in known_places.items()}
     taken = {name for each in several if isinstance(each, Class) for name in each.all_fields() if name in left}
     found: list[Any] = []
     for each in several:

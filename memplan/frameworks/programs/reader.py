@@ -12,7 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.asking import COMMANDS, ENCODES, LORA, MODEL, OF_COMMAND, WRITE, model_hint, started_by
+from memplan.frameworks.asking import (
+    COMMANDS,
+    ENCODES,
+    LORA,
+    MODEL,
+    OF_COMMAND,
+    SEES_TOKENS,
+    WRITE,
+    model_hint,
+    started_by,
+)
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Origin
 from memplan.frameworks.commands.launch import Launch, put_allocator
 from memplan.frameworks.common.local_models import is_folder
@@ -24,6 +34,7 @@ from memplan.frameworks.programs.follow import followed, known_of, trainings
 from memplan.frameworks.programs.gathered import ASKS
 from memplan.frameworks.programs.launch import started, with_options
 from memplan.frameworks.programs.loops import BACKWARD, put_loop
+from memplan.frameworks.programs.model import SENSES
 from memplan.frameworks.programs.models import SHARDS, TRAINERS, things
 from memplan.frameworks.programs.reading import read_training
 from memplan.frameworks.programs.run import Known, Run
@@ -191,7 +202,10 @@ def _need_model(draft: Draft, run: Run, document: Document) -> None:
             hint = starter_of(document.path) or "check the program that calls it"
             raise NoTraining(f"{asked.where}: no training of its own: {asked.why}", hint)
         text = f"{asked.where}: model is not known: {asked.why}" if asked else "model is not known"
-        named = ENCODES if draft.facts.get("encodes") else NO_MODEL
+        seen = next(filter(SENSES.search, run.known.arguments), "")
+        if seen and "images" not in draft.given and all(each.asks != "images" for each in draft.unread):
+            draft.ask("images", document.path, f"{seen}: how many images an example has, and how large")
+        named = ENCODES if draft.facts.get("encodes") else SEES_TOKENS if seen else NO_MODEL
         hint = asked.hint if asked and asked.hint.startswith(COMMANDS) else named
         hint = model_hint(unanswered(draft.unread, draft.options), hint)
         raise NotKnown(f"{text}{f'; nor {others}' if others else ''}", hint)

@@ -85,7 +85,11 @@ class Statements(Expressions):
             self._element(target, value, frame)
 
     def _element(self, target: ast.Subscript, value: Any, frame: Frame) -> None:
-        owner, key = self.evaluate(target.value, frame), self.evaluate(target.slice, frame)
+        owner = self.evaluate(target.value, frame)
+        environment = isinstance(owner, Ref) and owner.name == "os.environ"
+        if not (environment or isinstance(owner, dict)):
+            return  # an element of a tensor: where it lies cuts no row
+        key = self.evaluate(target.slice, frame)
         if isinstance(owner, dict):
             name = key if isinstance(key, str) else f"?{written(target.slice)}"
             if self.loops:
@@ -93,7 +97,7 @@ class Statements(Expressions):
             elif self.doubts and owner.get(name) is not None:
                 value = joined([owner[name], value], f"depends on {self.doubts[-1]}", self.place(target))
             owner[name] = value
-        elif isinstance(owner, Ref) and owner.name == "os.environ" and isinstance(key, str):
+        elif environment and isinstance(key, str):
             self.globals.names[f"os.environ.{key}"] = value
 
     def _if(self, node: ast.If, frame: Frame) -> int:

@@ -185,6 +185,10 @@ class Scanner:
         return place
 
 
+ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
+"""``$'…'``, in which a backslash stands before a quote."""
+
+
 def end_of_word(text: str, place: int, whole: bool = True) -> int:
     """Where the word that begins here ends; -1 where a quote or a bracket does not close.
 
@@ -206,7 +210,9 @@ def end_of_word(text: str, place: int, whole: bool = True) -> int:
                 return place
             place += 2
             continue
-        if char == "'" and top != '"':
+        if char == "$" and top != '"' and (ansi := ANSI.match(text, place)):
+            place = ansi.end() - 1
+        elif char == "'" and top != '"':
             place = text.find("'", place + 1)
             if place < 0:
                 return -1

@@ -12,7 +12,7 @@ from memplan.frameworks.shell.filters import Filtered
 from memplan.frameworks.shell.patterns import changed, globbed
 from memplan.frameworks.shell.reader import MAX_LINE, MAX_WORDS, SHORTER, Word
 from memplan.frameworks.shell.sums import whole_sum
-from memplan.frameworks.shell.syntax import end_of_word
+from memplan.frameworks.shell.syntax import ANSI, end_of_word
 
 BUDGET = 4_000_000
 """Characters that may be worked out of one script."""
@@ -95,14 +95,16 @@ class Variables(Filtered):
             if after != "\n":
                 fields.add(char + after if kept else after)
             return place + 2
-        if char == "'" or (char == "$" and raw.startswith("$'", place)):
+        if not quoted and (ansi := ANSI.match(raw, place)):
+            fields.add(re.sub(r"\\(['\"\\])", r"\1", ansi.group(1)))
+            return ansi.end()
+        if char == "'":
             if quoted:
                 fields.add(char)
                 return place + 1
-            begin = raw.index("'", place) + 1
-            end = raw.find("'", begin)
+            end = raw.find("'", place + 1)
             end = len(raw) if end < 0 else end
-            fields.add(raw[begin:end])
+            fields.add(raw[place + 1 : end])
             return end + 1
         if char == '"' and quoted:
             fields.add(char)
