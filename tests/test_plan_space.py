@@ -154,6 +154,18 @@ def test_experts_are_shared_by_what_a_stage_has() -> None:
     assert sorted(map(degrees, found)) == ["", "e2", "p2", "t2", "t2 e2"]
 
 
+def test_wide_experts_are_divided_too() -> None:
+    """Into parts of 2,048 and more, within a node: ETP beside EP, or in its place; not where sequences are divided."""
+    model = {**MODELS["mixtral"], "num_hidden_layers": 1, "intermediate_size": 4096}
+    found = megatron(space(model=model, num_gpus=4, trainer="megatron", sequence_length=2 * LEAST_TOKENS))
+    parts = {(degrees(keys), keys.get("expert_tensor_parallel", 0)) for keys in found}
+    assert {(text, n) for text, n in parts if n > 1} == {
+        *(("", 2), ("t4", 2)),
+        *((f"{t}e2", 2) for t in ("", "t2 ", "t4 ")),
+    }
+    assert ("t2", 0) in parts
+
+
 def test_degrees_of_torch_are_all_that_divide() -> None:
     """Two key/value heads and four layers; two ranks at least are left to share the states."""
     asked = space(num_gpus=8)

@@ -16,6 +16,8 @@ LEAST_TOKENS = 1024
 """Tokens of a sequence that a context-parallel rank has at least."""
 LONG = 8192
 """The same beside experts that are spread."""
+LEAST_WIDTH = 2048
+"""Of an expert on a rank: narrower ones lose more of their products than dividing them saves."""
 MOST_SPREAD = 160
 """Ranks of the largest group that DeepEP has settings for (deep_ep/buffers/legacy.py: get_dispatch_config)."""
 NATIVE = ("tensor_parallel", "pipeline_parallel", "context_parallel")
@@ -35,6 +37,13 @@ def chunks(layers: int) -> list[int]:
     """Chunks of a stage of so many layers: one, or of those that divide it the three largest numbers, as more of them
     leave less of a bubble and fewer micro-batches' layers in flight."""
     return [1, *divisors(layers, MOST_CHUNKS)[1:][-3:]]
+
+
+def parts_of_experts(width: int, spread: int, tensor: int, ranks: int, per_node: int) -> list[int]:
+    """Ranks that share each expert (Megatron's expert-tensor): one where experts are spread, else as many as attention
+    (0: left unsaid); and 2 or 4 of a node, where they stay as wide as ``LEAST_WIDTH``."""
+    wide = [n for n in (2, 4) if width % n == 0 and width // n >= LEAST_WIDTH and spread * n <= per_node]
+    return [int(spread > 1), *(n for n in wide if ranks % (spread * n) == 0 and (spread > 1 or n != tensor))]
 
 
 def is_native(layout: Mapping[str, Any]) -> bool:

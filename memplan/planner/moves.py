@@ -149,7 +149,7 @@ def _layouts(space: Space, recipe: Recipe) -> Iterator[Move]:
     for layout in layouts(space):
         degrees = {key: int(layout.get(key) or 1) for key in DEGREES}
         apart = [key for key in DEGREES if degrees[key] != own[key]]
-        if len(apart) > 1 or "trainer" in layout:
+        if len(apart) > 1 or "trainer" in layout or (layout.get("expert_tensor_parallel") or 1) > 1:
             continue
         if apart and not parallel and (apart[0] not in ASIDE or layout.get("reshard_after_forward") is False):
             continue

@@ -19,6 +19,7 @@ from memplan.planner.degrees import (
     Keys,
     chunks,
     native,
+    parts_of_experts,
     twos,
 )
 from memplan.spec.job import Job
@@ -184,11 +185,13 @@ def _agrees(keys: Keys, wanted: Mapping[str, Any]) -> bool:
 
 def megatron(space: Space) -> list[Keys]:
     """Degrees of Megatron's parallelism: powers of two of tensor ranks within a node, with their sequence parallelism;
-    stages and their chunks (``_falls``); a context split in powers of two; experts in powers of two. Gradients and
-    weights are sent beside the computation."""
+    stages and their chunks (``_falls``); a context split in powers of two; experts in powers of two, each whole or in
+    parts (``parts_of_experts``). Gradients and weights are sent beside the computation."""
     spec, found = space.spec, []
     heads, layers = max(spec.num_heads, 1), spec.num_layers
-    experts = next((run.layer.experts.count for run in spec.runs if run.layer.experts), 1)
+    mixture = next((run.layer.experts for run in spec.runs if run.layer.experts), None)
+    experts, width = (mixture.count, mixture.intermediate) if mixture else (1, 0)
+    free = "expert_tensor_parallel" not in space.job.model_fields_set
     tensors = [t for t in twos(min(MOST_TENSOR, space.per_node, space.gpus)) if heads % t == 0]
     tensors = _fixed(space, "tensor_parallel", tensors)
     most = min(max(MOST_PIPELINE, space.fixed.get("pipeline_parallel", 1)), layers, space.gpus)
@@ -210,15 +213,17 @@ def megatron(space: Space) -> list[Keys]:
         if space.gpus % (t * p * c):
             continue
         spread = [e for e in twos(min(experts, space.gpus // p)) if experts % e == 0 and (space.gpus // p) % e == 0]
-        for (v, around), e in product(falls[p], spread):
+        wide = width if c == 1 else 0
+        parts = [(e, n) for e in spread for n in parts_of_experts(wide, e, t, space.gpus // p, space.per_node)]
+        for (v, around), (e, n) in product(falls[p], parts if free else [(e, 0) for e in spread]):
             keys: Keys = {"sharding": "distributed-optimizer", "megatron": {**overlaps, **around}, **trainer}
             degrees = {"tensor_parallel": t, "pipeline_parallel": p, "virtual_pipeline": v}
             degrees |= {"context_parallel": c, "expert_parallel": e}
             keys |= {key: degree for key, degree in degrees.items() if degree > 1}
             if t > 1:
                 keys["sequence_parallel"] = space.fixed.get("sequence_parallel", True)
-            if e > 1 and "expert_tensor_parallel" not in space.job.model_fields_set:
-                keys["expert_tensor_parallel"] = 1
+            if n:
+                keys["expert_tensor_parallel"] = n
             if space.per_node < e <= MOST_SPREAD and spreads:
                 keys["megatron"] = {**keys["megatron"], "moe_token_dispatcher_type": "flex"}
             found.append(keys)

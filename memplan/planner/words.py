@@ -24,6 +24,7 @@ DEGREES = (
     ("virtual_pipeline", "VP"),
     ("context_parallel", "CP"),
     ("expert_parallel", "EP"),
+    ("expert_tensor_parallel", "ETP"),
 )
 CHECKPOINTING = {"none": "", "full": "checkpointing", "selective": "selective checkpointing"}
 
