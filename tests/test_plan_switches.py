@@ -93,7 +93,7 @@ def test_every_choice_of_the_space_is_said(trainer: str, method: str) -> None:
     asked = question(read_job({**job_of(trainer, method, CARDS[1]), "model": "smollm2-135m", "num_gpus": 2}))
     legal = 0
     for layout in layouts(asked.space):
-        for keys in others(asked.space, layout):
+        for keys, *_ in others(asked.space, layout):
             given = with_changes(asked.given, {**layout, **keys})
             try:
                 resolve(given)

@@ -5,7 +5,8 @@ of a layer by the host, which issues its kernels one after another. Pure functio
 rates; what a pass costs depends on nothing else, so that passes of equal shape are remembered."""
 
 from math import ceil
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import memplan.cost.attention as kernels
 from memplan.cost.again import Forward, again
@@ -243,8 +244,27 @@ class Head(NamedTuple):
     backward: float
 
 
+_ASKED = attrgetter(
+    *("rows", "batch.sequence_length", "batch.completion_length", "parallel.context", "parallel.tensor", "loss.head"),
+    *("loss.code.projects_completions", "numerics.autocast", "numerics.itemsize", "trainer.megatron"),
+    "model.logits_softcap",
+)
+_HEADS: dict[tuple[Any, ...], tuple[ModelWork, Device, Rates, Head]] = {}
+
+
 def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> Head:
-    """The head's product and its loss, with what stands outside the layers."""
+    """The head's product and its loss, with what stands outside the layers; remembered while the same objects ask."""
+    widens = recipe.loss.head == NLL and NLL in recipe.trainer.loss.heads.values()  # not where it stands in for others
+    key = id(work), id(device), id(rates), widens, recipe.adapter is None, *_ASKED(recipe)
+    known = _HEADS.get(key)
+    if known is None:
+        if len(_HEADS) >= MOST:
+            _HEADS.clear()
+        known = _HEADS[key] = work, device, rates, _head(recipe, work, device, rates, widens)
+    return known[3]
+
+
+def _head(recipe: Recipe, work: ModelWork, device: Device, rates: Rates, widens: bool) -> Head:
     degrees, code = recipe.parallel, recipe.loss.code
     length = recipe.batch.completion_length if code.projects_completions else recipe.batch.sequence_length
     whole = recipe.rows * recipe.batch.sequence_length / degrees.context
@@ -255,7 +275,7 @@ def head_pass(recipe: Recipe, work: ModelWork, device: Device, rates: Rates) -> 
     width = work.head / work.vocabulary if work.vocabulary else 0.0
     trained = 0.0 if recipe.adapter else 1.0
     before, behind = 0.0, 0.0
-    if recipe.loss.head == NLL and NLL in recipe.trainer.loss.heads.values():  # not where it stands in for another's
+    if widens:
         each, back = NLL_BYTES[bool(recipe.numerics.autocast)]
         widened = ceil(tokens / NLL_CHUNK) * work.head / degrees.tensor / memory
         before, behind = each * widened, (each + trained * back) * widened

@@ -1,8 +1,9 @@
 """The choices beside the layout, each with the values that the layout's trainer has a switch for."""
 
 from collections.abc import Hashable, Iterator, Mapping
+from functools import lru_cache
 from itertools import combinations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.planner.degrees import Keys, is_native
 from memplan.planner.space import (
@@ -31,19 +32,39 @@ OF_LIGER = ("nvidia", "amd", "custom")
 """Vendors whose cards run its Triton kernels; a size alone names none, and is taken for one of theirs."""
 
 
-def others(space: Space, layout: Mapping[str, Any]) -> Iterator[Keys]:
+class Other(NamedTuple):
+    """What is chosen beside a layout."""
+
+    keys: Keys
+    name: Hashable
+    rest: Hashable
+    """The name of the same with any loss head."""
+    twins: list[tuple[str, Hashable]]
+    """By axis, the names of those with a value that outdoes its own."""
+
+
+def others(space: Space, layout: Mapping[str, Any]) -> tuple[Other, ...]:
     """The axes beside the layout, of which dominated values are left out (see ``alternatives``)."""
-    axes = {key: axis for key in OTHERS if (axis := values(space, layout, key))}
-    for chosen in product(*axes.values()):
-        found = dict(zip(axes, chosen, strict=True))
+    axes = tuple((key, axis) for key in OTHERS if (axis := values(space, layout, key)))
+    return _products(axes, trainer_of(space, layout).reference.offloads)
+
+
+@lru_cache(maxsize=64)
+def _products(axes: tuple[tuple[str, tuple[Any, ...]], ...], offloads: bool) -> tuple[Other, ...]:
+    """Of values by axis; ``offloads``: a reference can be on the host."""
+    every = []
+    for chosen in product(*(axis for _, axis in axes)):
+        found = dict(zip((key for key, _ in axes), chosen, strict=True))
         if found.get("compile") and found.get("offload"):  # what a graph sends to the host is counted as without it
             continue
         if not (found.get("recompute_modules") and found["gradient_checkpointing"] != "selective"):
-            yield {key: value for key, value in found.items() if value is not None}
+            keys = {key: value for key, value in found.items() if value is not None}
+            rest = frozenset(item for item in keys.items() if item[0] != "loss_head")
+            every.append(Other(keys, frozenset(keys.items()), rest, _twins_of(keys, offloads)))
+    return tuple(every)
 
 
-def twins_of(other: Keys, offloads: bool) -> list[tuple[str, Hashable]]:
-    """By axis, the choices with a value that outdoes theirs; ``offloads``: a reference can be on the host."""
+def _twins_of(other: Keys, offloads: bool) -> list[tuple[str, Hashable]]:
     return [
         (key, frozenset({**other, key: better}.items()))
         for key, (worse, better) in OUTDONE.items()
@@ -159,7 +180,7 @@ def alternatives(space: Space, keys: Keys, refusal: str) -> Iterator[Keys]:
             yield {**keys, key: "auto"}
 
 
-Made = dict[frozenset[Any], tuple[Keys, Recipe]]
+Made = dict[Hashable, tuple[Keys, Recipe]]
 """Structures of a layout by their choices: their keys, and what they resolve to."""
 
 

@@ -12,9 +12,9 @@ from memplan.cost import Prepared, examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
 from memplan.engine.bounds import stepping
 from memplan.errors import MemplanError
-from memplan.planner.axes import LEANEST, OUTDONE, Made, alternatives, in_megatron, joined, named, others, twins_of
+from memplan.planner.axes import LEANEST, OUTDONE, Made, alternatives, in_megatron, joined, named, others
 from memplan.planner.degrees import Keys
-from memplan.planner.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts, trainer_of
+from memplan.planner.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts
 from memplan.planner.steps import accumulation_class, depends_on_batch, with_same_step
 from memplan.planner.words import layout_name
 from memplan.resolve import resolve
@@ -148,11 +148,9 @@ class Builder:
         self.layout += 1
         sizes, known = batches(self.space, data_ranks(self.space, layout)), set[Hashable]()
         better: dict[str, set[Hashable]] = {key: set() for key in OUTDONE}
-        offloads = trainer_of(self.space, layout).reference.offloads
-        everything, asked = list(others(self.space, layout)), False
-        made, ready = Made(), dict[frozenset[Any], Prepared]()
-        for other in everything:
-            own, twins = frozenset(other.items()), twins_of(other, offloads)
+        everything, asked = others(self.space, layout), False
+        made, ready = Made(), dict[Hashable, Prepared]()
+        for other, own, rest, twins in everything:
             if own in known:
                 continue
             if any(twin in better[key] for key, twin in twins):
@@ -165,7 +163,7 @@ class Builder:
             keys = same_training(
                 self.space, in_megatron({**layout, **other}), self.given.sources.get("precision") == "option"
             )
-            found = joined(other, keys, everything[0], made) or self._resolved(family, keys, sizes)
+            found = joined(other, keys, everything[0].keys, made) or self._resolved(family, keys, sizes)
             if found is None:
                 continue
             keys, recipe = made[own] = found
@@ -177,10 +175,9 @@ class Builder:
             better["pair_pass"].add(own)
             if recipe.others.reference == LEANEST["reference"] and not stays_gathered(recipe):
                 better["reference"].add(frozenset({**other, **LEANEST}.items()))
-            of_the_rest = frozenset(item for item in other.items() if item[0] != "loss_head")
-            if of_the_rest not in ready:
-                ready[of_the_rest] = prepare(recipe, self.device)
-            self._batches(family, keys, recipe, sizes, ready[of_the_rest])
+            if rest not in ready:
+                ready[rest] = prepare(recipe, self.device)
+            self._batches(family, keys, recipe, sizes, ready[rest])
 
     def _number(self, keys: Keys) -> int:
         """What a structure of the layout at hand is known by."""
@@ -217,7 +214,8 @@ class Builder:
 
     def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]], ready: Prepared) -> None:
         bounded = "reference" in keys and not stays_gathered(first)
-        structure, leaner = (self._number(keys), self._number({**keys, **LEANEST} if bounded else keys))
+        structure = self._number(keys)
+        leaner = self._number({**keys, **LEANEST}) if bounded else structure
         changes, met = _changes(self.space, keys), set[int]()
         for size, steps in sizes:
             if self.leanest and steps and accumulation_class(first, steps) in met:
@@ -241,7 +239,7 @@ class Builder:
             found = with_same_step(first, size, steps) if self.space.job.logprob_token_budget is None else None
             return found or self.recipe({**keys, "batch_size": size, **self._steps(steps)})
         check_interleaved(first.parallel, steps)
-        return first._replace(batch=first.batch._replace(size=size, accumulation=steps))
+        return first.in_batches(size, steps)
 
 
 class Floors:

@@ -48,7 +48,7 @@ class MegatronParts:
         """The stage's parameters."""
         recipe = self.recipe
         shares = rank_shares(recipe.model, recipe.parallel, recipe.megatron, self.chunks)
-        return tuple(with_adapters(shares, recipe.adapter, recipe.trainer.adapters.on_megatron, recipe.parallel))
+        return with_adapters(shares, recipe.adapter, recipe.trainer.adapters.on_megatron, recipe.parallel)
 
     @cached_property
     def vocabulary(self) -> int:

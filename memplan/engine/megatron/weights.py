@@ -76,25 +76,30 @@ def rank_shares(spec: ModelSpec, degrees: Parallel, settings: Megatron, chunks: 
     return [*before_layers(spec, degrees, settings), *layers, *behind_layers(spec, degrees, settings)]
 
 
-def with_adapters(shares: Iterable[Share], adapter: Adapter | None, way: str, degrees: Parallel) -> Iterator[Share]:
+def with_adapters(shares: Iterable[Share], adapter: Adapter | None, way: str, degrees: Parallel) -> tuple[Share, ...]:
     """The same under LoRA: frozen, each product with its two matrices behind it, and a trained copy of what
     ``modules_to_save`` names. Megatron-Bridge's experts share an adapter; ms-swift's have one each."""
-    for share in shares:
-        yield share if adapter is None else share._replace(trained=False)
-        if adapter is None:
-            continue
-        if set(share.linears) & adapter.saved:
-            yield share._replace(name=f"{share.name}, trained copy")
-            continue
-        p = product(adapter, share.linears, way, share.expert)
-        if not p.rank:
-            continue
-        tensor = degrees.expert_tensor if share.expert else degrees.tensor
-        copies = share.copies // max(1, share.local) if p.divided else share.copies
-        for side, (rows, columns) in zip("AB", matrices(p, share.rows, share.columns, share.mode, tensor), strict=True):
-            yield share._replace(
-                name=f"{share.name}.lora_{side}", rows=rows, columns=columns, copies=copies, linears=()
-            )
+    if adapter is None:
+        return tuple(shares)
+    tensors = degrees.tensor, degrees.expert_tensor
+    return tuple(each for share in shares for each in _adapted(share, adapter, way, tensors[share.expert]))
+
+
+@lru_cache(maxsize=2048)
+def _adapted(share: Share, adapter: Adapter, way: str, tensor: int) -> tuple[Share, ...]:
+    frozen = share._replace(trained=False)
+    if set(share.linears) & adapter.saved:
+        return frozen, share._replace(name=f"{share.name}, trained copy")
+    p = product(adapter, share.linears, way, share.expert)
+    if not p.rank:
+        return (frozen,)
+    copies = share.copies // max(1, share.local) if p.divided else share.copies
+    pair = zip("AB", matrices(p, share.rows, share.columns, share.mode, tensor), strict=True)
+    own = share._replace(copies=copies, linears=())
+    sides = (
+        own._replace(name=f"{share.name}.lora_{side}", rows=rows, columns=columns) for side, (rows, columns) in pair
+    )
+    return frozen, *sides
 
 
 def before_layers(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> list[Share]:

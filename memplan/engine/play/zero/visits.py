@@ -62,9 +62,18 @@ class Modules:
         self.modules = {key: Module(tuple(parameters)) for key, parameters in found.items()}
         outside = self.modules.get((None, reads), self.modules.get((None, "embed_tokens"), EMPTY))
         self.outside = outside if reads else EMPTY
+        self.visits: dict[tuple[int | None, str, int, bool], Visit] = {}
+        self.seen: dict[tuple[Note, ...], list[Visit]] = {}
+        """What runs, by the notes of it: steps are alike."""
 
     def visit(self, note: Note) -> Visit:
-        """The module that a noted parameter is of."""
+        """The module that a noted parameter is of: of the same notes the same object."""
+        what = note.layer, note.name, note.elements, note.what == AHEAD
+        if what not in self.visits:
+            self.visits[what] = self._visit(note)
+        return self.visits[what]
+
+    def _visit(self, note: Note) -> Visit:
         key = self.owner.get((note.layer, note.name, note.elements))
         if key is None:
             raise UnknownParameter(note.name)
@@ -95,6 +104,13 @@ def passes_of(notes: list[Note]) -> Iterator[tuple[str, list[Note]]]:
 
 def visits_of(modules: Modules, notes: list[Note]) -> list[Visit]:
     """What runs from the begin of a forward to that of the next one."""
+    known = tuple(notes)
+    if known not in modules.seen:
+        modules.seen[known] = _visits(modules, notes)
+    return modules.seen[known]
+
+
+def _visits(modules: Modules, notes: list[Note]) -> list[Visit]:
     around = [Visit()] * bool(modules.adapted)
     whole = Visit(modules.outside, held=True)
     found = [*around, whole, Visit()]
@@ -128,8 +144,9 @@ def _wrapped(visits: Sequence[Visit]) -> Iterator[Visit]:
 
 def _merged(modules: Modules, notes: Iterator[Note]) -> Iterator[Visit]:
     """One visit for uses of a module that follow one another."""
-    for what, group in groupby(notes, key=lambda note: (modules.visit(note), note.what)):
-        yield what[0]._replace(uses=len(list(group)))
+    for (visit, _), group in groupby(notes, key=lambda note: (modules.visit(note), note.what)):
+        uses = sum(1 for _ in group)
+        yield visit if uses == visit.uses else visit._replace(uses=uses)
 
 
 def _forward(visits: Sequence[Visit]) -> Iterator[Visit]:
