@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from memplan.api import estimate, plan
-from memplan.planner.model_moves import CRITIC_AGAIN, CRITIC_BATCH, MODELS, REWARD_RANKS, REWARD_SHARE
+from memplan.planner.model_moves import CRITIC_AGAIN, CRITIC_BATCH, REWARD_RANKS, REWARD_SHARE
 from memplan.planner.moves import compatible, moves, together, training_moves
 from memplan.resolve import resolve
+from memplan.spec.other_models import MODELS
 from memplan.spec.reading import read_job
 
 JOB: dict[str, Any] = {

@@ -9,7 +9,6 @@ lag, uneven experts, what DTensor adds to the host's time for each operation."""
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memplan.cost.generation import generating
 from memplan.cost.host import EXPERT_LINEARS, on_host
 from memplan.cost.links import Links, links
 from memplan.cost.optimizer import (
@@ -158,9 +157,8 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
     waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape), device) if waits else 0.0
     training = micro * each + bubble + once + ending + waiting
-    made = generating(recipe, *given)
-    generation = max(0.0, made.seconds - training) if made.overlapped else made.seconds
-    seconds = training + generation + made.moved
+    generation, syncing = _generation(recipe, training, *given) if recipe.generator is not None else (0.0, 0.0)
+    seconds = training + generation + syncing
     products = micro * share * trained.products * (2 + (0.0 if recipe.adapter else work.trained_share))
     attention = micro * share * (trained.attention + trained.attended)
     ends = micro * (head.forward + head.backward)
@@ -179,8 +177,16 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
         ending,
         waiting,
         generation,
-        made.moved,
+        syncing,
     )
+
+
+def _generation(recipe: Recipe, training: float, device: Device, rates: Rates) -> tuple[float, float]:
+    """(beyond a training of so many seconds, with the engine's weights on their way)."""
+    from memplan.cost.generation import generating  # an engine's, which most jobs never load
+
+    made = generating(recipe, device, rates)
+    return max(0.0, made.seconds - training) if made.overlapped else made.seconds, made.moved
 
 
 def _waited(sent: float, beside: float, rates: Rates) -> float:

@@ -2,12 +2,16 @@
 moves take; where nothing of it trains there is no backward. Ignored: what a pipeline's first stage has less for it, the
 patch embedding, adapters of the tower itself but for the gradients that pass to them."""
 
+from typing import TYPE_CHECKING
+
 from memplan.cost.passes import Head, layers_pass
 from memplan.cost.rates import Device, Rates, products_rate
 from memplan.cost.shape import Shape, without_training
 from memplan.cost.work import ACTIVATION, ACTIVATION_FUSED, ModelWork, Product, Work, kernels, norm_bytes
 from memplan.spec.recipe import Recipe
-from memplan.spec.vision import Block, Tower
+
+if TYPE_CHECKING:
+    from memplan.spec.vision import Block, Tower
 
 NOTHING = Head(0.0, 0.0)
 
@@ -43,7 +47,7 @@ def tower_pass(recipe: Recipe, shape: Shape, device: Device, rates: Rates) -> He
     return Head(forward + ends, backward + 2 * ends if reached else 0.0)
 
 
-def _gradients(recipe: Recipe, tower: Tower) -> tuple[bool, bool]:
+def _gradients(recipe: Recipe, tower: "Tower") -> tuple[bool, bool]:
     """(whether its matrices have gradients of their own, whether gradients pass through it)."""
     if recipe.adapter is None:
         return ("vision" not in recipe.model.frozen,) * 2
@@ -53,7 +57,7 @@ def _gradients(recipe: Recipe, tower: Tower) -> tuple[bool, bool]:
     return False, "vision" not in tower.unadapted and bool(names & recipe.adapter.targets)
 
 
-def block_work(block: Block) -> Work:
+def block_work(block: "Block") -> Work:
     """The work of one block on one patch."""
     attention = block.attention
     products = tuple(

@@ -4,12 +4,9 @@ move, kernels that are launched. One ``Work`` is of one token of one layer; a mu
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memplan.spec.attention_kinds import CompressedAttention, LatentAttention
-from memplan.spec.encoders import DisentangledAttention
 from memplan.spec.layer import AnyMixer, Layer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm
-from memplan.spec.state_space import BothMixers, GatedDelta, Lightning, StateSpace, StateSpaceDual
 
 
 class Product(NamedTuple):
@@ -140,7 +137,7 @@ def work(layer: Layer, bidirectional: bool) -> Work:
         window=window,
         causal=not bidirectional,
         recurrent=_recurrent(mixer),
-        scanned=float(mixer.inner * mixer.state) if isinstance(mixer, StateSpace) else 0.0,
+        scanned=float(mixer.inner * mixer.state) if mixer is not None and mixer.kind == "state-space" else 0.0,
         between=norm_bytes(norms, layer.width, len(layer.dropout)),
         activated=(inner * ACTIVATION + clamped * (CLAMPED - ACTIVATION), inner * ACTIVATION_FUSED),
         turned=(turned * TURN, turned * TURN_FUSED),
@@ -207,9 +204,11 @@ def _inner(layer: Layer) -> float:
 
 def _attention(mixer: AnyMixer | None) -> tuple[float, int, int, int, float]:
     """(FLOP per pair of positions, window, key and value elements per token, heads, elements that turn)."""
-    if isinstance(mixer, BothMixers):
+    if mixer is None:
+        return 0.0, 0, 0, 0, 0
+    if mixer.kind == "both":
         return _attention(mixer.attention)
-    if isinstance(mixer, LatentAttention):
+    if mixer.kind == "latent":
         width = mixer.nope + mixer.rope + mixer.value
         window = mixer.topk if mixer.indexed else mixer.window or 0
         return (
@@ -219,9 +218,9 @@ def _attention(mixer: AnyMixer | None) -> tuple[float, int, int, int, float]:
             mixer.num_heads,
             mixer.num_heads * mixer.rope,
         )
-    if isinstance(mixer, CompressedAttention):
+    if mixer.kind == "compressed":
         return 4.0 * mixer.num_heads * mixer.head_dim, mixer.window or 0, 2 * mixer.head_dim, mixer.num_heads, 0
-    if isinstance(mixer, DisentangledAttention):
+    if mixer.kind == "disentangled":
         scores = 1 + mixer.to_position + mixer.from_position
         width = mixer.num_heads * mixer.head_dim
         return 2.0 * width * (1 + scores), 0, 2 * width, mixer.num_heads, 0
@@ -229,18 +228,20 @@ def _attention(mixer: AnyMixer | None) -> tuple[float, int, int, int, float]:
         queries, keys = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
         turned = queries + keys if mixer.rotary != "none" else 0
         return 4.0 * queries, mixer.window or 0, 2 * keys, mixer.num_heads, turned
-    return 0.0, 0, 0, mixer.num_heads if mixer else 0, 0
+    return 0.0, 0, 0, mixer.num_heads, 0
 
 
 def _recurrent(mixer: AnyMixer | None) -> float:
     """FLOP per token: a chunk attends within itself and to the state before it."""
-    if isinstance(mixer, BothMixers):
+    if mixer is None:
+        return 0.0
+    if mixer.kind == "both":
         return _recurrent(mixer.state_space)
-    if isinstance(mixer, StateSpaceDual):
+    if mixer.kind == "state-space-dual":
         return 2.0 * mixer.inner * (mixer.chunk + 2 * mixer.state)
-    if isinstance(mixer, GatedDelta):
+    if mixer.kind == "gated-delta":
         return 4.0 * mixer.values * (mixer.chunk + mixer.key_dim)
-    if isinstance(mixer, Lightning):
+    if mixer.kind == "lightning":
         return 4.0 * mixer.heads * mixer.head_dim * (mixer.block / 2 + mixer.head_dim)
     return 0.0
 

@@ -8,7 +8,7 @@ _CLOSING = "，。；：、！？）》」』”’…％%,.;:!?)"
 """No line begins with one of these."""
 _OPENING = "（《「『“‘"
 """No line ends with one of these."""
-_UNITS = re.compile(rf"[{_OPENING}]*(?:[{_WIDE}]|[^{_WIDE}{_OPENING}]+)[{_CLOSING}]*|[{_OPENING}]+")
+_UNITS = rf"[{_OPENING}]*(?:[{_WIDE}]|[^{_WIDE}{_OPENING}]+)[{_CLOSING}]*|[{_OPENING}]+"
 
 
 def cells(text: str) -> int:
@@ -30,4 +30,4 @@ def right(text: str, width: int) -> str:
 
 def units(word: str) -> list[str]:
     """What a word without spaces may be broken into: Chinese characters one by one, all else whole."""
-    return [word] if word.isascii() else _UNITS.findall(word)
+    return [word] if word.isascii() else re.findall(_UNITS, word)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.gpus import find_gpu
-from memplan.planner.model_moves import MODELS
 from memplan.spec.job import Job
+from memplan.spec.other_models import MODELS
 from memplan.spec.reading import JobInput, build_job
 from memplan.tables.trainers import find_trainer
 

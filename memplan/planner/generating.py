@@ -5,21 +5,17 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice, product
 from typing import Any, NamedTuple
 
-from memplan.cost.generation import generating
 from memplan.cost.rates import EXPECTED, Device
-from memplan.engine.generation.figures import engine_figures
 from memplan.errors import MemplanError
 from memplan.gpus import find_gpu
 from memplan.models import load_model
 from memplan.planner.degrees import Keys, twos
 from memplan.planner.space import Space
-from memplan.resolve.serving import share_key
 from memplan.resolve.trainers import trainers_of
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
-from memplan.spec.rollout import Rollout
-from memplan.tables.engines import era_of
+from memplan.spec.rollout import Rollout, share_key
 from memplan.tables.generation import Generation, generation_of
 from memplan.tables.methods import METHODS
 from memplan.tables.trainers import NEWEST, TRAINERS
@@ -243,6 +239,8 @@ class Generators:
 
     def seconds(self, training: float, recipe: Recipe) -> float:
         """Of a step, of which ``training`` is the update's."""
+        from memplan.cost.generation import generating  # an engine's, which most jobs never load
+
         new = generating(recipe, self.device, EXPECTED)
         made = max(0.0, new.seconds - training) if new.overlapped else new.seconds
         return training + made + new.moved
@@ -257,12 +255,16 @@ def engines_of(recipe: Recipe) -> list[Generator]:
 def is_of_whole(of: Generator) -> bool:
     """Whether an engine's share is of the whole card, whatever is free: one that surely holds a sequence does on any
     larger card, and with any larger share; of which more, or less, is left beside it."""
+    from memplan.tables.engines import era_of
+
     return era_of(of.engine, of.version).share == "total"
 
 
 def useful(found: Sequence[tuple[Way, Recipe]], device: Device, leanest: bool = False) -> list[tuple[Way, Recipe]]:
     """Without those that may not hold one sequence, and of the shares that are equally fast without the larger;
     ``leanest``: of those that are of the whole card the smallest alone, beside which most is left."""
+    from memplan.cost.generation import generating
+
     certain = [each for each in found if not _may_fail(each[1])]
     best: dict[Hashable, float] = {}
     kept = []
@@ -276,5 +278,7 @@ def useful(found: Sequence[tuple[Way, Recipe]], device: Device, leanest: bool = 
 
 def _may_fail(recipe: Recipe) -> bool:
     """Whether the engine's start hangs on what is uncertain."""
+    from memplan.engine.generation.figures import engine_figures
+
     of, gpu = recipe.generator, recipe.hardware.gpu
     return of is not None and gpu is not None and of.engine != "hf" and engine_figures(of, gpu).may_fail

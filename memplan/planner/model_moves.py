@@ -10,14 +10,13 @@ from memplan.planner.degrees import Keys, twos
 from memplan.planner.generating import MOST_TENSOR
 from memplan.planner.rollout_moves import VALUES, RolloutMove
 from memplan.resolve.rollouts import has_own_batch
-from memplan.resolve.serving import share_key
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import Gpu
+from memplan.spec.other_models import MODELS
 from memplan.spec.recipe import Recipe
+from memplan.spec.rollout import share_key
 from memplan.units import ceil_div
 
-MODELS = "extra_models"
-"""The job's key; a move says of it ``{"critic.batch_size": 4}``, or ``{"critic": None}`` for none."""
 CRITIC_BATCH, CRITIC_AGAIN = "critic batch", "critic checkpoints"
 REWARD_SHARE, REWARD_RANKS = "reward engine's share", "reward engine's ranks"
 OF_MODELS = (REWARD_SHARE, REWARD_RANKS)

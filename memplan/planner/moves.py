@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from memplan.planner import rollout_moves, tiers
 from memplan.planner.axes import values
 from memplan.planner.changes import LEAST_LENGTH, change
-from memplan.planner.model_moves import MODELS, OF_MODELS, model_moves, with_models
+from memplan.planner.model_moves import OF_MODELS, model_moves, with_models
 from memplan.planner.space import HEADS, HOSTED, Space, batches, can_be_told, data_ranks, layouts, offloading
 from memplan.planner.wider_moves import cards, stored, twice_quantised
 from memplan.planner.words import layout_name
 from memplan.spec.job import Job
+from memplan.spec.other_models import MODELS
 from memplan.spec.recipe import Recipe
 
 Keys = dict[str, Any]

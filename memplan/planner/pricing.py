@@ -14,7 +14,6 @@ from memplan.resolve.classes import has_own_classes
 from memplan.spec.allocator import Allocator
 from memplan.spec.generation import Away
 from memplan.spec.recipe import Recipe
-from memplan.tables.engines import era_of
 from memplan.units import DTYPE_BYTES
 
 PLAIN, EXPANDABLE = Allocator.model_construct(), Allocator.model_construct(expandable_segments=True)
@@ -58,6 +57,8 @@ def _may_expand(recipe: Recipe) -> bool:
     of = recipe.generator
     if of is None or not of.sleep or of.own_process or of.separate:
         return True
+    from memplan.tables.engines import era_of
+
     return era_of(of.engine, of.version).expandable_sleeps
 
 

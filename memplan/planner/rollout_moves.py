@@ -8,10 +8,10 @@ from memplan.errors import InvalidJob
 from memplan.planner.degrees import Keys, twos
 from memplan.planner.generating import MOST_TENSOR, NOTHING, row_of, stands_apart
 from memplan.planner.shares import Shares, has_shares
-from memplan.resolve.serving import share_key
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
+from memplan.spec.rollout import share_key
 from memplan.units import MiB, ceil_div, format_bytes
 
 SHARE, SLEEP, AWAY, ENGINE_RANKS, LONGEST = "share", "sleep", "trainer_offload", "engine ranks", "max_model_len"

@@ -7,8 +7,8 @@ from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.resolve.trainers import degrees_of, megatron_instead
-from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.job import Job
+from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.tables.trainer import Trainer
@@ -189,10 +189,10 @@ def grouped_heads(spec: ModelSpec) -> int:
     return gcd(*(_groups(mixer) for mixer in spec.mixers))
 
 
-def _groups(mixer: object) -> int:
+def _groups(mixer: AnyMixer) -> int:
     if isinstance(mixer, Attention):
         return mixer.num_kv_heads
-    return mixer.num_heads if isinstance(mixer, LatentAttention) else 0
+    return mixer.num_heads if mixer.kind == "latent" else 0
 
 
 def unsplit(job: Job, spec: ModelSpec) -> str:
@@ -206,7 +206,7 @@ def unsplit(job: Job, spec: ModelSpec) -> str:
             plain = mixer.style == "standard"
             whole = any(norm.width != mixer.head_dim for norm in mixer.norms)
         else:
-            plain, whole = isinstance(mixer, LatentAttention) and not mixer.indexed, False
+            plain, whole = mixer.kind == "latent" and not mixer.indexed, False
         if not plain or mixer.tensors or layer.parts[2:]:
             return "their attention"
         if inner.tensors or (inner.experts and inner.linears):

@@ -13,7 +13,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
-from memplan.spec.rollout import Rollout
+from memplan.spec.rollout import Rollout, share_key
 from memplan.tables.engine_defaults import Card, defaults_of
 from memplan.tables.engines import LATEST, era_of
 from memplan.tables.methods import METHODS
@@ -165,11 +165,6 @@ def _quantization(rollout: Rollout, spec: ModelSpec, notes: Notes) -> str:
         told = other or "a checkpoint that leaves more so takes more"
         notes.assume(f"rollout.quantization: {left} stay in 16 bits; {told}")
     return rollout.quantization or "none"
-
-
-def share_key(engine: str) -> str:
-    """The key of an engine's share."""
-    return "mem_fraction_static" if engine == "sglang" else "gpu_memory_utilization"
 
 
 def resolved(of: Generator) -> dict[str, Any]:

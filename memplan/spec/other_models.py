@@ -8,6 +8,8 @@ from memplan.errors import InvalidJob
 from memplan.spec.base import Frozen
 from memplan.spec.rollout import Rollout
 
+MODELS = "extra_models"
+"""The job's key; a move says of it ``{"critic.batch_size": 4}``, or ``{"critic": None}`` for none."""
 OF_CRITICS = ("batch_size", "token_budget", "gradient_checkpointing")
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 

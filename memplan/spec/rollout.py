@@ -175,3 +175,8 @@ def offloads(value: Any) -> Any:
         if word not in OFFLOADS:
             raise InvalidJob(f"trainer_offload: unknown value {word[:40]!r}", "use " + ", ".join(OFFLOADS))
     return tuple(word for word in OFFLOADS if word in found)
+
+
+def share_key(engine: str) -> str:
+    """The key of an engine's share."""
+    return "mem_fraction_static" if engine == "sglang" else "gpu_memory_utilization"

@@ -10,7 +10,6 @@ from memplan.engine.megatron.stages import in_flight
 from memplan.engine.megatron.states import dummy_shapes
 from memplan.engine.megatron.weights import Share
 from memplan.engine.overhead import enter_overhead
-from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.recipe import Recipe
 from memplan.units import KiB, MiB, ceil_div
 
@@ -94,7 +93,7 @@ def _enter_rotary(ledger: Ledger, recipe: Recipe) -> None:
     """Angles of every position in fp32, once; latent attention keeps them, and cosines and sines, for each layer."""
     positions = max(recipe.batch.sequence_length, recipe.batch.scoring) // recipe.parallel.context
     width = max((mixer.rotary_width for mixer in recipe.model.mixers), default=0)
-    latent = any(isinstance(mixer, LatentAttention) for mixer in recipe.model.mixers)
+    latent = any(mixer.kind == "latent" for mixer in recipe.model.mixers)
     tables = ceil_div(recipe.model.num_layers, recipe.parallel.pipeline) if latent else 1
     e = te.FP32 + (2 * recipe.storage.precision.weights if latent else 0)
     ledger.add("rotary tables" if latent else "rotary table", "buffers", tables * positions * width * e).formula(

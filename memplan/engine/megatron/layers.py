@@ -12,6 +12,7 @@ this rank; c positions of a chunk, D the sizes of a head. Context parallelism ex
 rank holds as many elements of each."""
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from memplan.engine.megatron import te
 from memplan.engine.megatron.attention import LSE, OUT, K, Q, V, kernel, self_attention, twice
@@ -20,16 +21,18 @@ from memplan.engine.megatron.moe import mixture
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held, Step, Steps, checkpointed, made_again
 from memplan.engine.megatron.te import dense
-from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Attention
-from memplan.spec.state_space import GatedDelta
 from memplan.units import ceil_div
+
+if TYPE_CHECKING:
+    from memplan.spec.attention_kinds import LatentAttention
+    from memplan.spec.state_space import GatedDelta
 
 Q_NORMED, KV_NORMED = "normalised latent of queries", "normalised latent of keys and values"
 
 
-def latent_attention(s: Shape, mixer: LatentAttention) -> Steps:
+def latent_attention(s: Shape, mixer: "LatentAttention") -> Steps:
     """Norm, latents, up-projections, kernel, output matmul."""
     heads = mixer.num_heads // s.tensor
     q = k = heads * (mixer.nope + mixer.rope)
@@ -52,7 +55,7 @@ def _latent(s: Shape, name: str, width: int, itemsize: float = 0) -> Held:
     return Held(name, "t·latent·e", (s.local, width, itemsize or s.itemsize))
 
 
-def _down(s: Shape, mixer: LatentAttention, normed: Held) -> Step:
+def _down(s: Shape, mixer: "LatentAttention", normed: Held) -> Step:
     latents = sum(linear.outputs for linear in mixer.linears if linear.name.startswith(("q_a", "kv_a")))
     return Step(
         "down-projections",
@@ -62,7 +65,7 @@ def _down(s: Shape, mixer: LatentAttention, normed: Held) -> Step:
     )
 
 
-def _up(s: Shape, mixer: LatentAttention, q: int, kv: int) -> Step:
+def _up(s: Shape, mixer: "LatentAttention", q: int, kv: int) -> Step:
     kept: list[Held] = []
     ranks = [linear.outputs for linear in mixer.linears if linear.name.startswith("q_a")]
     for rank in ranks:
@@ -100,7 +103,7 @@ RULE = "megatron-core ssm/gated_delta_net/gdn.py; flash-linear-attention 0.5.2 o
 NORM = "megatron-core ssm/gated_delta_net/common.py: _apply_gated_norm"
 
 
-def gated_delta(s: Shape, mixer: GatedDelta) -> Steps:
+def gated_delta(s: Shape, mixer: "GatedDelta") -> Steps:
     """Input norm and product, convolution and rule, gated norm, output."""
     heads = mixer.value_heads // s.tensor
     keys, values = mixer.keys // s.tensor, mixer.values // s.tensor
@@ -123,7 +126,7 @@ def gated_delta(s: Shape, mixer: GatedDelta) -> Steps:
     )
 
 
-def _rule(s: Shape, mixer: GatedDelta, fused: int, of_rank: tuple[int, int, int]) -> Step:
+def _rule(s: Shape, mixer: "GatedDelta", fused: int, of_rank: tuple[int, int, int]) -> Step:
     """Convolution, norms of queries and keys, decays, and the rule in chunks, whose states are made again."""
     keys, values, heads = of_rank
     every = heads * mixer.key_dim
@@ -167,9 +170,9 @@ def layer_steps(s: Shape, layer: Layer) -> Steps:
     """The steps of one layer, in forward order, without full recomputation."""
     mixer, part = layer.mixer, layer.feed_forward
     steps: list[Step] = []
-    if isinstance(mixer, LatentAttention):
+    if mixer is not None and mixer.kind == "latent":
         steps += latent_attention(s, mixer)
-    elif isinstance(mixer, GatedDelta):
+    elif mixer is not None and mixer.kind == "gated-delta":
         steps += gated_delta(s, mixer)
     elif isinstance(mixer, Attention):
         steps += self_attention(s, mixer)

@@ -6,12 +6,11 @@ are divided over the expert-parallel ranks, each over its expert-tensor-parallel
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.megatron.stages import Chunk, chunks_of
 from memplan.engine.megatron.steps import matrices, product
 from memplan.engine.tensors import tower_weights
-from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.layer import Layer
 from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.megatron import Megatron
@@ -19,8 +18,10 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.parts import Attention, Experts, Linear, Norm
 from memplan.spec.recipe import Recipe
-from memplan.spec.state_space import GatedDelta
 from memplan.units import ceil_div
+
+if TYPE_CHECKING:
+    from memplan.spec.state_space import GatedDelta
 
 DUPLICATED = ("q_a_proj", "kv_a_proj")
 """Latent attention's down-projections (megatron-core 0.14 multi_latent_attention.py: parallel_mode 'duplicated')."""
@@ -93,13 +94,9 @@ def _adapted(share: Share, adapter: Adapter, way: str, tensor: int) -> tuple[Sha
     p = product(adapter, share.linears, way, share.expert)
     if not p.rank:
         return (frozen,)
-    copies = share.copies // max(1, share.local) if p.divided else share.copies
+    own = share._replace(copies=share.copies // max(1, share.local) if p.divided else share.copies, linears=())
     pair = zip("AB", matrices(p, share.rows, share.columns, share.mode, tensor), strict=True)
-    own = share._replace(copies=copies, linears=())
-    sides = (
-        own._replace(name=f"{share.name}.lora_{side}", rows=rows, columns=columns) for side, (rows, columns) in pair
-    )
-    return frozen, *sides
+    return frozen, *(own._replace(name=f"{share.name}.lora_{at}", rows=r, columns=c) for at, (r, c) in pair)
 
 
 def before_layers(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> list[Share]:
@@ -188,13 +185,12 @@ def _of_equal(layer: Layer, degrees: Parallel, count: int) -> tuple[Share, ...]:
 
 
 def _of_layers(layer: Layer, degrees: Parallel, count: int) -> Iterator[Share]:
-    mixer, part = layer.mixer, layer.feed_forward
-    tensor = degrees.tensor
+    mixer, part, tensor = layer.mixer, layer.feed_forward, degrees.tensor
     if isinstance(mixer, Attention):
         yield from _self_attention(mixer, tensor, count)
-    elif isinstance(mixer, GatedDelta):
+    elif mixer is not None and mixer.kind == "gated-delta":
         yield from _gated_delta(mixer, tensor, count)
-    elif isinstance(mixer, LatentAttention):
+    elif mixer is not None and mixer.kind == "latent":
         yield from _products(mixer.linears, tensor, count)
     if part is not None:
         yield from _feed_forward(part.linears, tensor, count, "")
@@ -230,7 +226,7 @@ def _self_attention(mixer: Attention, tensor: int, count: int) -> Iterator[Share
         yield Share(bare.name, ceil_div(bare.parameters, tensor), 1, count, product=False)
 
 
-def _gated_delta(mixer: GatedDelta, tensor: int, count: int) -> Iterator[Share]:
+def _gated_delta(mixer: "GatedDelta", tensor: int, count: int) -> Iterator[Share]:
     """One fused product by column, the output by row; convolution and numbers of each head are shared out too."""
     *inputs, output = mixer.linears
     rows = sum(linear.outputs for linear in inputs) // tensor

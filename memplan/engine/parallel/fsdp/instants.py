@@ -4,14 +4,15 @@ the box itself is alive. Bytes beside the rows of the passes."""
 import sys
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from memplan.engine.layers.vision.tower_ends import TowerPlan
-from memplan.engine.layers.vision.tower_trace import stretch_of
 from memplan.engine.parallel.fsdp2.frame import Unit
 from memplan.engine.passes import TracedPass
 from memplan.engine.play.folded_boxes import Moments
 from memplan.engine.play.moments import NO_THINGS, WEIGHTS, Key, Moment, Things
+
+if TYPE_CHECKING:
+    from memplan.engine.layers.vision.tower_trace import Stretch
 
 NO_MOMENT = Moment()
 GRADIENTS, FLAT = ("gradients", "whole gradients of layers"), ("gradients", "flat gradient of layers")
@@ -160,16 +161,15 @@ class Halves:
 
     def _tower_forward(self) -> Held:
         """Its blocks are units, gathered one after another before the layers."""
-        plan, vision = plan_of(self.traced), self.traced.vision
-        if plan is None:
+        got, vision = tower_of(self.traced), self.traced.vision
+        if got is None:
             found = [(vision.forward, self.at("embedding"))]
             for place, begun, most in vision.places:
                 opens, runs = self.at("tower-opens", place), self.at("tower", place)
                 found += [(begun + opens.most, opens), (most + runs.inside, runs)]
             most, moment = max(found, key=itemgetter(0))
             return self._held(most - vision.forward, _within(most - vision.forward, moment.things))
-        got, ends = stretch_of(plan), self.at("tower", plan.tower.num_layers + 1)
-        first = self.at("tower")
+        first, ends = self.at("tower"), self.at("tower", got.plan.tower.num_layers + 1)
         found = [(got.first.forward + first.inside, first), (got.end + ends.inside, ends)]
         for i, layer in enumerate(got.layers):
             runs, beside = self.at("tower", i + 1), got.before[i] + got.beside
@@ -181,10 +181,10 @@ class Halves:
     def _tower_backward(self, last: Moment) -> Held:
         """They are reduced one after another behind the layers. Gradients of what is no unit wait whole for the root's
         reduction; no ledger has rows for them."""
-        plan, alone = plan_of(self.traced), self.traced.vision.alone or self.traced.vision.backward
-        if plan is None or not self.traced.vision.backward:
+        got, alone = tower_of(self.traced), self.traced.vision.alone or self.traced.vision.backward
+        if got is None or not self.traced.vision.backward:
             return self._fullest_place(last)
-        got, keep = stretch_of(plan), plan.gradients == "keep"
+        plan, keep = got.plan, got.plan.gradients == "keep"
         used, joint = plan.tower.used_blocks, self.at("tower-backward", plan.tower.num_layers + 1)
         whole = got.last.gradients * keep * ("projector" not in plan.tower.units)
         waits = got.embedded + got.leaf
@@ -220,10 +220,14 @@ def _within(total: int, things: Things) -> Things:
     return kept
 
 
-def plan_of(traced: TracedPass) -> TowerPlan | None:
+def tower_of(traced: TracedPass) -> "Stretch | None":
     """The pass of a tower whose blocks are traced one by one; None without images."""
     plan = traced.plan.tower
-    return None if plan is None or plan.tower.crossed else plan
+    if plan is None or plan.tower.crossed:
+        return None
+    from memplan.engine.layers.vision.tower_trace import stretch_of
+
+    return stretch_of(plan)
 
 
 def _beyond_logits(traced: TracedPass) -> int:

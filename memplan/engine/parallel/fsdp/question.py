@@ -3,7 +3,6 @@
 from functools import partial
 
 from memplan.engine.critic import NAME as CRITIC
-from memplan.engine.layers.vision.tower_trace import stretch_of
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
 from memplan.engine.parallel.fsdp2.rules import Rules, rules_of
 from memplan.engine.pass_plan import PassPlan
@@ -67,6 +66,8 @@ def _half(recipe: Recipe, rules: Rules, layers: int, traced: TracedPass, point: 
     if tower is not None and tower.tower.crossed:
         places = (traced.vision.reached,) * (tower.tower.num_layers + 2)
     elif tower is not None:
+        from memplan.engine.layers.vision.tower_trace import stretch_of
+
         stretch = stretch_of(tower)
         own = [bool(layer.backward) and i < tower.tower.used_blocks for i, layer in enumerate(stretch.layers)]
         places = (stretch.first.reached, *own, traced.vision.reached)
