@@ -396,3 +396,23 @@ def test_a_loop_that_nothing_in_its_file_calls_is_no_training_of_its_own() -> No
     loop = "def fit(model, rows):\n    for row in rows:\n        model(row, labels=row).loss.backward()\n"
     assert checked("train.py", f"import torch\n{loop}").fits == "skipped"
     assert checked("train.py", f"import torch\n{loop}if __name__ == '__main__':\n    fit(*drawn())\n").fits == "unclear"
+
+
+def test_an_option_that_is_needed_ends_no_program() -> None:
+    loop = """\
+import argparse, sys, torch
+from transformers import AutoModelForCausalLM
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", default=None)
+A = parser.parse_args()
+if not A.rows:
+    print("--rows is required")
+    sys.exit(2)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype=torch.bfloat16)
+optimizer = torch.optim.AdamW(model.parameters())
+for row in load(A.rows):
+    model(**row).loss.backward()
+    optimizer.step()
+"""
+    found = checked("train.py", loop, sequence_length=256, batch_size=1)
+    assert (found.fits, found.job["model"]) == ("yes", "Qwen/Qwen2.5-0.5B")

@@ -115,3 +115,9 @@ def test_files_of_conditions(text: str, words: str, said: bool) -> None:
 def test_a_command_has_what_is_exported(text: str, passed: dict[str, str]) -> None:
     found = run_script(text, "a.sh").commands[-1].environment
     assert {name: found[name] for name in ("A", "B", "SLURM_NNODES") if name in found} == passed
+
+
+def test_of_arms_the_first_that_has_anything_counts() -> None:
+    """Nobody says the arguments of a script that is read: ``$*`` is none, and its loop is gone through all the same."""
+    text = 'if [[ $# -gt 0 ]]; then\nG="$*"\nelse\nG="${G:-a b}"\nfi\nfor X in $G; do run "$X"; done'
+    assert commands(text) == [["run", "a"]]

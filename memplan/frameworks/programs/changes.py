@@ -55,7 +55,8 @@ LOOKS = re.compile(
 )
 """The same of functions and classes that are not here: their first words, or what they get."""
 SETS = re.compile(
-    r"(?i)^_?(save|load|log|print|warn|show|push|init|reset|create_model_card|get_\w*(sampler|dataloader)|is_\w*available|__)"
+    r"(?i)^_?(save|load|log|print|warn|show|push|init|reset|create_model_card|get_\w*(sampler|dataloader)|is_\w*available"
+    r"|check_torch_load|__)"
 )
 """Methods whose place another may take."""
 PATCHED = ("transformers", "trl", "peft", "torch", "accelerate", "bitsandbytes", "unsloth", "optimum", "deepspeed")

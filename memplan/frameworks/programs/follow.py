@@ -23,7 +23,7 @@ from memplan.frameworks.project.own_copies import found_in
 from memplan.frameworks.project.starters import texts_of
 from memplan.gpus import find_gpu
 
-MAKES = re.compile(r"Trainer\(")
+MAKES = re.compile(r"Trainer\(|\.backward\(")
 
 
 def known_of(draft: Draft) -> Known:

@@ -1,6 +1,7 @@
 """Statements of a program, gone through without being run: of a doubtful branch both sides, of a loop one turn."""
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ UNROLLED = (40, 20, 4)
 """Elements of a list of literals that a loop is gone through for; within another such loop; further within."""
 GOES_ON, LEAVES_TURN, LEAVES_LOOP, LEAVES = 0, 1, 2, 3
 """How a block ends: not at all, by ``continue``, by ``break``, by what leaves the function."""
+_EXITS = re.compile(r"(?:sys\.)?(?:exit|quit)\(\d*\)$")
+"""A refusal: ``if not args.harvest: print(…); sys.exit(2)``."""
 
 
 class Statements(Expressions):
@@ -105,7 +108,8 @@ class Statements(Expressions):
         if answer is not None:
             body = node.body if answer else node.orelse
             refusals = (ast.Raise, *((ast.Return,) if self.hopeful else ()))
-            refuses = bool(body) and isinstance(body[-1], refusals) and not _begins(body[-1])
+            exits = self.hopeful and any(_EXITS.match(ast.unparse(each)) for each in body[-1:])
+            refuses = bool(body) and (isinstance(body[-1], refusals) or exits) and not _begins(body[-1])
             return GOES_ON if refuses else self.block(body, frame)
         return self.branches([node.body, node.orelse], frame, node.test)
 
