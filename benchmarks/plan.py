@@ -39,6 +39,12 @@ COMMANDS = (
         5.0,
     ),
     ("DPO, 70B, the fewest GPUs", "llama-3.1-70b --method dpo --gpu h100-80gb --num-gpus 64 --min-gpus", 10.0),
+    ("GRPO, 235B, 1,024 × H100", "qwen3-235b-a22b --method grpo --gpu h100-80gb --num-gpus 1024", 10.0),
+    (
+        "GRPO, 30B, the longest",
+        "qwen3-30b-a3b --method grpo --gpu h100-80gb --num-gpus 8 --maximize sequence_length",
+        10.0,
+    ),
     ("DPO, gemma-3n, 8 × H100", "gemma-3n-e4b --method dpo --gpu h100-80gb --num-gpus 8", 1.5),
     ("KTO, 9B, 8 × A100 40 GB", "gemma-2-9b --method kto --gpu a100-40gb --num-gpus 8 --sequence-length 8192", 8.0),
 )

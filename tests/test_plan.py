@@ -56,8 +56,8 @@ def drawn(random_: random.Random) -> list[Made]:
     return sorted(made)
 
 
-def bound(room: int, sure: float, each: Made) -> int:
-    """A share of what is missing."""
+def bound(room: int, sure: float, each: Made, enough: float = 0) -> int:
+    """A share of what is missing, whatever is ``enough``."""
     return int(sure * max(0, each.size - room))
 
 
@@ -73,7 +73,9 @@ def test_the_search_finds_what_brute_force_finds_in_thousands_of_spaces(seed: in
             return each.size
 
         sure = random_.random()
-        found = best(space, price, partial(ge, room), wanted, least=partial(bound, room, sure))
+        found = best(
+            space, price, partial(ge, room), wanted, least=partial(bound, room, sure), surely=random_.random() < 0.5
+        )
         fitting = [each for each in space if each.size <= room]
         first: dict[int, Made] = {}
         for each in fitting:
@@ -83,9 +85,8 @@ def test_the_search_finds_what_brute_force_finds_in_thousands_of_spaces(seed: in
         assert all(each.size > room for each, _ in (*found.rejected, *found.ruled_out))
         looked = [each for each, _ in (*found.rejected, *found.ruled_out)]
         assert len(looked) == len(set(looked))
-        misses = nearest(
-            found, price, partial(add, -room), least=partial(bound, room, sure + random_.random() * (1 - sure))
-        )
+        surer = sure + random_.random() * (1 - sure)
+        misses = nearest(found, price, partial(add, -room), least=partial(bound, room, surer))
         assert found.priced == len(priced) == len(set(priced))
         for layout in {each.layout for each in looked}:
             short = min(each.size for each in looked if each.layout == layout)

@@ -4,6 +4,7 @@ job estimated anew, every split uses the GPUs that are there, and the seconds of
 
 import random
 from itertools import product
+from math import inf
 from operator import le
 from typing import Any
 
@@ -17,12 +18,13 @@ from memplan.cost.rates import EXPECTED
 from memplan.engine.generation.figures import engine_figures
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
-from memplan.planner.generating import is_of_whole, not_apart, row_of, ways
+from memplan.planner.generating import not_apart, row_of, ways
 from memplan.planner.moves import moves, space_of
 from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.resolve import resolve
+from memplan.rollout.bounds import is_of_whole
 from memplan.spec.generation import Away
 from memplan.spec.job import Job
 from memplan.units import GiB
@@ -194,6 +196,26 @@ def test_no_way_is_faster_than_those_that_are_shown() -> None:
     for each in found.of.legal:
         if each.order < best.order:
             assert not pricing(each).fits
+
+
+MIXTURE: dict[str, Any] = {"model": "qwen3-30b-a3b", "method": "grpo", "gpu": "h100-80gb", "num_gpus": 16}
+PPO: dict[str, Any] = {"model": "qwen2.5-7b", "method": "ppo", "gpu": "a100-80gb", "num_gpus": 4}
+SGLANG: dict[str, Any] = {**rolling(VERL, engine="sglang"), "model": "qwen2.5-14b"}
+
+
+@pytest.mark.parametrize("job", [TRL, VERL, MIXTURE, PPO, SGLANG], ids=["trl", "verl", "mixture", "ppo", "sglang"])
+def test_what_rules_a_candidate_out_beside_an_engine_is_no_more_than_it_misses_by(job: dict[str, Any]) -> None:
+    asked = question(as_input(job))
+    legal = candidates(asked.given, asked.space, asked.device).legal
+    missed = 0
+    for each in random.Random(job["model"]).sample(legal, 60):
+        pricing, priced = pricing_of(asked), pricing_of(asked).lean(each)
+        least = [pricing.misses_by(each), pricing.misses_by(each, inf)]
+        assert least == sorted(least)
+        assert least[1] <= priced.short
+        assert not (least[1] and priced.fits)
+        missed += bool(least[0])
+    assert missed
 
 
 def test_more_room_is_left_on_a_larger_card_beside_a_smaller_share_and_with_more_on_the_host() -> None:

@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
     order: tuple[float, int, int]
     """Faster ones first; of equally fast ones that with fewer changes, then the one that comes first."""
     training: Hashable = None
-    """The same update, whatever generates beside it; None where nothing does."""
+    """The same update but for its batch, whatever generates beside it; None where nothing does."""
     ready: Prepared | None = None
     """Of its speed, what all batches of its structure share."""
 

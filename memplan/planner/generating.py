@@ -12,6 +12,7 @@ from memplan.models import load_model
 from memplan.planner.degrees import Keys, twos
 from memplan.planner.space import Space
 from memplan.resolve.trainers import trainers_of
+from memplan.rollout.bounds import is_of_whole
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.recipe import Recipe
@@ -250,14 +251,6 @@ def engines_of(recipe: Recipe) -> list[Generator]:
     """Those that take a share of the card: the policy's, and a reward model's."""
     of = recipe.generator
     return [each for each in (of, of and of.scorer) if each is not None and each.engine not in ("none", "hf")]
-
-
-def is_of_whole(of: Generator) -> bool:
-    """Whether an engine's share is of the whole card, whatever is free: one that surely holds a sequence does on any
-    larger card, and with any larger share; of which more, or less, is left beside it."""
-    from memplan.tables.engines import era_of
-
-    return era_of(of.engine, of.version).share == "total"
 
 
 def useful(found: Sequence[tuple[Way, Recipe]], device: Device, leanest: bool = False) -> list[tuple[Way, Recipe]]:

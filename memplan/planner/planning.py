@@ -180,6 +180,7 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
             wanted,
             lambda done: tell("pricing plans", done, whole),
             pricing.misses_by,
+            METHODS[asked.given.job.method].online,
         )
 
     found, doubted = found_among(of.legal, wanted), list[tuple[Candidate, Priced]]()

@@ -3,16 +3,18 @@
 None of it makes a step slower, and all of it only ever saves memory (tests/test_plan_order.py). So a candidate that
 does not fit with all of it does not fit; one that does is tried with less of it first."""
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import NamedTuple
 
 from memplan.engine.bounds import at_least, first_stage, held_at_least
 from memplan.planner.candidates import Candidate
 from memplan.planner.degrees import Keys
+from memplan.priced import price
 from memplan.reporting import Peak, peak
 from memplan.resolve.classes import has_own_classes
+from memplan.rollout.bounds import Engine, Rests, engine_beside, rests, together
 from memplan.spec.allocator import Allocator
-from memplan.spec.generation import Away
+from memplan.spec.generation import Away, Generator
 from memplan.spec.recipe import Recipe
 from memplan.units import DTYPE_BYTES
 
@@ -144,13 +146,28 @@ class Priced(NamedTuple):
         return [row.title for row in ROWS if row.keys.items() <= self.keys.items()]
 
 
+class Update(NamedTuple):
+    """High bytes of an update, nothing beside it."""
+
+    most: int
+    """In its passes, and in the phases beside them."""
+    passes: int
+
+
+NO_UPDATE = Update(0, 0)
+
+
 class Pricing:
     """Prices candidates of one job. ``free``: what may be changed at no cost, by name (``FREE``)."""
 
     def __init__(self, free: Collection[str]) -> None:
         self.rows = tuple(row for row in ROWS if row.name in free)
-        self.alone: dict[Hashable, dict[Away | None, int]] = {}
-        """By how much updates alone are too large, whatever generates beside them, by what waits on the host."""
+        self.alone: dict[Hashable, dict[tuple[Away, int], tuple[Update, Iterator[Update]]]] = {}
+        """Updates, whatever generates beside them, by what waits on the host, and their batch; what more is known."""
+        self.resting: dict[Hashable, Rests] = {}
+        """What is left of them between their passes."""
+        self.engines: dict[int, tuple[Generator, Engine]] = {}
+        """By the ``id`` of what generates."""
         self._leanest: tuple[Recipe, Keys, Recipe] | None = None
         """Of the recipe that was asked for last: the same object again, of which more is known by now."""
 
@@ -201,18 +218,48 @@ class Pricing:
         several = recipe.in_megatron and recipe.parallel.pipeline > 1 and recipe.generator is None
         return first_stage(recipe) if several else 0
 
-    def misses_by(self, candidate: Candidate, quickly: bool = True) -> int:
-        """The same of a candidate; where an engine stands beside it, what its update alone misses by, known once for
-        all that leave as much of it on the host between its passes, and of which none that leaves less misses less."""
-        recipe, of = candidate.recipe, candidate.recipe.generator
-        if candidate.training is None:
-            return self.short_at_least(recipe, quickly)
-        known, away = self.alone.setdefault(candidate.training, {}), of.away if of else None
-        if away not in known:
-            bare = recipe._replace(generator=of._replace(engine="none") if of and any(of.away) else None)
-            more = (short for other, short in known.items() if away and other and other.covers(away))
-            known[away] = max(more, default=0) or self.short_at_least(bare, quickly=True) or self._at_least(bare).short
-        return known[away]
+    def misses_by(self, candidate: Candidate, enough: float = 0) -> int:
+        """The same of a candidate, and no more than tells whether it is more than ``enough``. Where something generates
+        beside it: what rests of both together misses by, or its update alone, or that with the engine asleep on its
+        card."""
+        recipe, of, allowed = candidate.recipe, candidate.recipe.generator, allowed_of(candidate.recipe)
+        if candidate.training is None or of is None or recipe.hardware.gpu is None:
+            return self.short_at_least(recipe, quickly=not enough)
+        if candidate.training not in self.resting:
+            self.resting[candidate.training] = rests(self.leanest(recipe)[1])
+        if id(of) not in self.engines:
+            self.engines[id(of)] = of, engine_beside(of, recipe.hardware.gpu)
+        engine = self.engines[id(of)][1]
+        short = together(of, self.resting[candidate.training], engine) - allowed
+        for update in self._updates(candidate, of.away) if short <= enough else ():
+            short = max(short, update.most - allowed, update.passes + engine.asleep - allowed)
+            if short > enough:
+                break
+        return max(0, short)
+
+    def _updates(self, candidate: Candidate, away: Away) -> Iterator[Update]:
+        """What a candidate's update comes to whatever generates beside it, first what is known of it and then more and
+        more, once for all that leave as much of it on the host between its passes; one that leaves less holds no less,
+        nor does a larger batch."""
+        known, at = self.alone.setdefault(candidate.training, {}), candidate.batch
+        yield from (found for (other, batch), (found, _) in known.items() if batch <= at and other.covers(away))
+        if (away, at) not in known:
+            known[away, at] = NO_UPDATE, self._bounds(candidate.recipe, away)
+        bounds = known[away, at][1]
+        for found in bounds:
+            known[away, at] = found, bounds
+            yield found
+
+    def _bounds(self, recipe: Recipe, away: Away) -> Iterator[Update]:
+        """Bounds of an update alone, each costlier than the one before; the last is what it comes to."""
+        of = recipe.generator
+        bare = self.leanest(recipe._replace(generator=of._replace(engine="none") if of and any(away) else None))[1]
+        yield Update(*[held_at_least(bare)] * 2)
+        if bare.in_megatron and bare.parallel.pipeline > 1:
+            yield Update(*[first_stage(bare)] * 2)
+        every = price(bare, detailed=False, search=True, leading=True)
+        passes = (each.meters.needs.high + each.meters.outside.high for each in every)
+        yield Update(max(each.to_fit.high for each in every), max(passes))
 
     def fits(self, recipe: Recipe) -> bool:
         """Whether it does with all that costs nothing."""

@@ -10,7 +10,8 @@ from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.gpus import listed
 from memplan.models import load_model
 from memplan.planner.candidates import Builder, Candidate, Candidates, without_choices
-from memplan.planner.generating import engines_of, is_of_whole
+from memplan.planner.degrees import Keys
+from memplan.planner.generating import engines_of
 from memplan.planner.planning import Question, Searched, Tell, nothing, pricing_of
 from memplan.planner.pricing import Priced, Pricing
 from memplan.planner.result import Answer
@@ -19,6 +20,7 @@ from memplan.planner.splits import candidates
 from memplan.planner.steps import depends_on_batch
 from memplan.planner.words import plan_name
 from memplan.presets import model_names
+from memplan.rollout.bounds import is_of_whole
 from memplan.spec.gpu import Gpu
 from memplan.spec.reading import JobInput
 from memplan.spec.recipe import Recipe
@@ -53,7 +55,8 @@ class Tried(NamedTuple):
         return min((least_of_all(each.recipe) for each in self.of.legal), default=0)
 
     def _best(self, ordered: list[Candidate]) -> Found[Candidate, Priced]:
-        return best(ordered, self.pricing.lean, lambda priced: priced.fits, 1, least=self.pricing.misses_by)
+        online, least = METHODS[self.asked.given.job.method].online, self.pricing.misses_by
+        return best(ordered, self.pricing.lean, lambda priced: priced.fits, 1, least=least, surely=online)
 
     @property
     def fastest(self) -> str:
@@ -187,10 +190,10 @@ def longest_sequence(first: Tried, tell: Tell) -> Answer:
 
     def at(builder: Builder, each: Candidate, size: int) -> Recipe:
         try:
-            return builder.recipe({**each.keys, "sequence_length": size})
+            return builder.recipe(_sized(each.keys, "sequence_length", size))
         except MemplanError:
-            batch = each.recipe.batch._replace(sequence_length=size, completion_length=size)
-            return each.recipe._replace(batch=batch)
+            parts = 2 * each.recipe.parallel.context * each.recipe.parallel.tensor
+            return builder.recipe(_sized(each.keys, "sequence_length", max(size - size % parts, parts)))
 
     both = "gradient_accumulation_steps" in fixed
     space = asked.space._replace(fixed=fixed, global_batch=0 if both else asked.space.global_batch)
@@ -203,10 +206,11 @@ At = Callable[[Builder, Candidate, int], Recipe]
 def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer:
     """The largest value of a key with which any structure fits: memory grows with it, so each structure is first asked
     whether it does better than those before it, unless one that holds no more (``under``) does not. A length that a
-    layout does not divide is brought down to one that it does."""
+    layout does not divide is brought down to one that it does; one that cannot be at all is too long."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     builder = Builder(without_choices(asked.given, asked.fixed), asked.space, asked.device)
     value, words, done = 0, "nothing fits as asked", set[object]()
+    step = asked.space.job.sequence_length if key == "sequence_length" else 1
     ordered = sorted(of.legal, key=lambda each: (each.group != each.under, -each.seconds, each.order))
     for number, each in enumerate(ordered):
         tell(f"largest {key}", number, len(of.legal))
@@ -214,14 +218,17 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
             continue
 
         def accepts(size: int, each: Candidate = each) -> bool:
-            return pricing.fits(at(builder, each, size))
+            try:
+                return pricing.fits(at(builder, each, size))
+            except MemplanError:
+                return False
 
-        found = room = largest(accepts, value + 1, most)
+        found = room = largest(accepts, value + 1, most, step)
         while found > value and not _is_legal(builder, each, key, found):
             found -= 1
         if found > value:
             value = found
-            keys = {**each.keys, key: value, **pricing(each._replace(recipe=at(builder, each, value))).keys}
+            keys = {**_sized(each.keys, key, value), **pricing(each._replace(recipe=at(builder, each, value))).keys}
             words = f"{value}: {plan_name(keys)}"
         if room <= value:
             done.add(each.group)
@@ -229,9 +236,16 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
     return Answer(f"largest_{key}", value or None, words + at_most)
 
 
+def _sized(keys: Keys, key: str, value: int) -> Keys:
+    """The keys with another batch or length, and so the longest that an engine takes where the plan chose it."""
+    rollout = keys.get("rollout", {})
+    longer = {"rollout": {**rollout, "max_model_len": value}} if "max_model_len" in rollout else {}
+    return {**keys, key: value, **(longer if key == "sequence_length" else {})}
+
+
 def _is_legal(builder: Builder, each: Candidate, key: str, value: int) -> bool:
     try:
-        builder.recipe({**each.keys, key: value})
+        builder.recipe(_sized(each.keys, key, value))
     except MemplanError:
         return False
     return True
@@ -271,4 +285,8 @@ def answers(searched: Searched, asked: Question, names: Sequence[str], tell: Tel
     if packed and asked.space.job.token_budget is not None:
         raise UsageError(f"--maximize {packed}: micro-batches are packed to token_budget", "leave token_budget out")
     first = Tried(asked, searched.of, searched.pricing)
+    rollout = asked.space.job.rollout
+    if "sequence_length" in names and rollout and rollout.prompt_length and rollout.completion_length:
+        why = "the rollout's lengths are given"
+        raise UsageError(f"--maximize sequence_length: {why}", "leave prompt_length and completion_length out")
     return tuple(QUESTIONS[name](first, tell) for name in names)

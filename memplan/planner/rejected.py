@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 
 from memplan.planner.candidates import Candidate, Refused
 from memplan.planner.degrees import native_obstacle
@@ -11,38 +10,34 @@ from memplan.planner.generating import not_apart
 from memplan.planner.planning import Searched
 from memplan.planner.pricing import Priced
 from memplan.planner.result import Rejected
-from memplan.planner.search import Found, nearest
+from memplan.planner.search import nearest
 from memplan.planner.space import LAYOUT, Space, divided_sequences, megatron_trainer
 from memplan.planner.words import layout_name, plan_name
 from memplan.priced import price
 from memplan.tables.trainers import find_trainer
 from memplan.units import format_bytes
 
-MISSES, TRIED = 8, 100
+MISSES = 8
 
 
 def rejections(searched: Searched) -> tuple[Rejected, ...]:
     """Of each layout the plan that misses by least; those with too large states; what cannot be, by reason."""
-    found, pricing = _few(searched.found), searched.pricing
-    least = nearest(found, pricing, lambda priced: priced.short, MISSES, partial(pricing.misses_by, quickly=False))
-    rows = [_miss(*pair) for pair in sorted(least, key=lambda pair: (pair[1].short, pair[0].order))]
+    rows = [_miss(*pair) for pair in sorted(_least(searched), key=lambda pair: (pair[1].short, pair[0].order))]
     floored = {each.layout: each for each in searched.of.floored}
     why = "model states alone need more than the card has"
     rows += [Rejected(layout_name(each.keys), each.keys, why) for each in floored.values()][:MISSES]
     return (*rows, *_refused(searched.of.refused))
 
 
-def _few(found: Found[Candidate, Priced]) -> Found[Candidate, Priced]:
-    """Without most of what was ruled out beside engines: each of hundreds of updates is, in every split."""
-    if all(each.training is None for each, _ in found.ruled_out):
-        return found
-    return replace(found, ruled_out=sorted(found.ruled_out, key=lambda pair: pair[1])[:TRIED])
+def _least(searched: Searched) -> list[tuple[Candidate, Priced]]:
+    pricing = searched.pricing
+    return nearest(searched.found, pricing, lambda priced: priced.short, MISSES, pricing.misses_by)
 
 
 def in_vain(searched: Searched) -> Searched:
     """Of a search without a plan what is said of it: as many candidates, and few that are kept."""
     of = searched.of._replace(legal=[], outdone=searched.of.outdone + len(searched.of.legal))
-    return searched._replace(of=of, found=_few(searched.found))
+    return searched._replace(of=of, found=replace(searched.found, rejected=_least(searched), ruled_out=[]))
 
 
 def missed(tried: Iterable[tuple[Searched, tuple[str, ...]]]) -> tuple[Rejected, ...]:

@@ -67,8 +67,10 @@ def best(
     wanted: int,
     tell: Callable[[int], None] = lambda priced: None,
     least: Callable[[_C], int] = lambda each: 0,
+    surely: bool = False,
 ) -> Found[_C, _P]:
-    """The first ``wanted`` candidates that fit, one of each layout. ``least``: what one misses by at the very least."""
+    """The first ``wanted`` candidates that fit, one of each layout. ``least``: what one misses by at the very least;
+    ``surely``: nearly all that does not fit, so that one that it rules out says as much as one that was priced."""
     ordered, found = list(ordered), Found[_C, _P]()
     smallest = _smallest(ordered)
     blocked: dict[Hashable, int] = {}
@@ -122,7 +124,7 @@ def best(
         priced = None if is_blocked(each) else fitting(each)
         if priced is None:
             in_vain[each.layout] += 1
-            tight.update([each.layout] if id(each) in known else [])
+            tight.update([each.layout] if surely or id(each) in known else [])
             continue
         shown.add(each.layout)
         found.plans.append((each, priced))
@@ -145,27 +147,28 @@ def nearest(
     price: Callable[[_C], _P],
     short: Callable[[_P], int],
     wanted: int = maxsize,
-    least: Callable[[_C], int] = lambda each: 0,
+    least: Callable[[_C, float], int] = lambda each, enough: 0,
 ) -> list[tuple[_C, _P]]:
     """Of each layout the candidate that misses by least, the ``wanted`` nearest of these, of those that were priced or
     ruled out by what they miss by at least: these are priced in its order, until it says that none comes nearer.
-    ``least``: what one misses by at least, where the search made do with less than is known."""
+    ``least``: what one misses by at least, or what it costs least to know that is more than what is known."""
     best: dict[Hashable, tuple[_C, _P]] = {}
     for each, priced in found.rejected:
         if each.layout not in best or short(priced) < short(best[each.layout][1]):
             best[each.layout] = each, priced
-    waiting = [(at_least, place, False) for place, (_, at_least) in enumerate(found.ruled_out)]
+    waiting = [(at_least, place) for place, (_, at_least) in enumerate(found.ruled_out)]
     heapify(waiting)
     while waiting:
-        at_least, place, surely = heappop(waiting)
+        at_least, place = heappop(waiting)
         each = found.ruled_out[place][0]
         known = best.get(each.layout)
         if known is not None and at_least >= short(known[1]):
             continue
         if len(best) >= wanted and at_least >= sorted(short(priced) for _, priced in best.values())[wanted - 1]:
             break
-        if not surely:
-            heappush(waiting, (max(at_least, least(each)), place, True))
+        more = least(each, at_least)
+        if more > at_least:
+            heappush(waiting, (more, place))
             continue
         priced = price(each)
         found.priced += 1
@@ -214,15 +217,15 @@ def front(
     return found
 
 
-def largest(accepts: Callable[[int], bool], low: int, most: int) -> int:
+def largest(accepts: Callable[[int], bool], low: int, most: int, step: int = 1) -> int:
     """The largest whole number from ``low`` to ``most`` that is accepted, where all below an accepted one are; ``low``
-    less one where none is. Doubling, then halving."""
+    less one where none is. Steps that double, the first of them ``step``, then halving."""
     if low > most or not accepts(low):
         return low - 1
-    good, step = low, 1
-    while good + step <= most and accepts(good + step):
-        good, step = good + step, step * 2
-    bad = min(good + step, most + 1)
+    good, bad = low, most + 1
+    while good < most and bad > most:
+        further = min(good + step, most)
+        good, bad, step = (further, bad, 2 * step) if accepts(further) else (good, further, step)
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if accepts(middle) else (good, middle)

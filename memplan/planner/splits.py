@@ -102,7 +102,7 @@ def _with_ways(
                     (base.group, name),
                     (base.under, name),
                     (took, base.order[1] + bool(way.offload), base.order[2]),
-                    (space.gpus, base.group, base.batch, base.recipe.batch.accumulation),
+                    (space.gpus, base.group),
                 )
             )
     return found

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @lru_cache(maxsize=4096)
-def _figures(of: Generator, gpu: Gpu, free: Band | None) -> "Figures":
+def figures_of(of: Generator, gpu: Gpu, free: Band | None) -> "Figures":
     """Of one card; where the trainer's modules are the engine's tensors, what it adds to them."""
     from memplan.engine.generation.figures import engine_figures
 
@@ -86,13 +86,13 @@ def start(recipe: Recipe, ledger: Ledger | Totalled) -> Start | None:
         there = held.generating(True) - (held.states.policy.parameters if of.shared_weights else 0)
         alone = of.separate or of.first
         free = None if alone else Band(*(max(0, gpu.usable_bytes - there - each) for each in reversed(outside)))
-        figures = _figures(of, gpu, free)
+        figures = figures_of(of, gpu, free)
         found = Start(held, figures, outside, contexts, of.separate, gpu.usable_bytes)
         if of.scorer is None:
             return found
         beside = added(outside, NONE if of.separate else figures.asleep)
         left = Band(*(max(0, gpu.usable_bytes - held.generating(True) - each) for each in reversed(beside)))
-        return found._replace(scorer=_figures(of.scorer, gpu, left))
+        return found._replace(scorer=figures_of(of.scorer, gpu, left))
     except InvalidJob as error:
         return Start(held, None, outside, contexts, refused=error.message)
 
