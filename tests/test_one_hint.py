@@ -483,3 +483,38 @@ SFTTrainer(model="./mine", args=SFTConfig(max_length=512), peft_config=adapters,
 def test_a_model_type_of_ms_swift_s_that_sees_is_asked_for_by_one_that_sees() -> None:
     text = "swift sft --model $(find . -type d) --model_type qwen3_vl --max_length 512 --torch_dtype bfloat16"
     assert "--model Qwen/Qwen2.5-VL-7B-Instruct" in checked(text, "run.sh").hint
+
+
+@pytest.mark.parametrize(
+    ("place", "model"),
+    [
+        ('os.path.join(ROOT, "Qwen2.5-0.5B")', "Qwen/Qwen2.5-0.5B"),
+        ('pathlib.Path(ROOT) / "Qwen/Qwen2.5-0.5B"', "Qwen/Qwen2.5-0.5B"),
+        ('os.path.join(ROOT, "final")', None),  # a name of nobody's
+    ],
+)
+def test_a_model_in_a_folder_that_nobody_knows_has_its_name(place: str, model: str | None) -> None:
+    text = f"""\
+import os, pathlib
+from trl import SFTConfig, SFTTrainer
+ROOT = os.environ["ROOT"]
+SFTTrainer(model={place}, args=SFTConfig(max_length=512), train_dataset=rows).train()
+"""
+    found = checked(text, "train.py")
+    assert (found.job or {}).get("model") == model
+    assert (found.fits == "unclear") is (model is None)
+
+
+def test_a_copy_of_the_hub_s_in_a_folder_that_nobody_knows_is_the_hub_s() -> None:
+    text = """\
+from pathlib import Path
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+def load(name):
+    here = Path.home() / "models" / name
+    return AutoModelForCausalLM.from_pretrained(here if (here / "config.json").exists() else name, dtype="bfloat16")
+SFTTrainer(model=load("Qwen/Qwen2.5-0.5B"), args=SFTConfig(max_length=512), train_dataset=rows).train()
+"""
+    found = checked(text, "train.py")
+    assert (found.fits, found.job["model"]) == ("yes", "Qwen/Qwen2.5-0.5B")
+    assert any("the folder is not here" in each for each in found.assumed)

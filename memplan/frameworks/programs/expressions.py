@@ -13,6 +13,7 @@ from memplan.frameworks.programs.operators import (
     path_of,
     small,
     tame,
+    under_unknown,
     written,
 )
 from memplan.frameworks.programs.tracing import Tracing, handler_of
@@ -216,13 +217,12 @@ class Expressions(Tracing):
 
     def combined(self, op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
         """A sum, a product, a path: of values that are small."""
-        if isinstance(left, Thing) and left.last == "Path" and isinstance(op, ast.Div):
-            return (
-                path_of(left, f"{plain(left)}/{plain(right)}") if known(left) and known(right) else self.unknown(node)
-            )
+        path = isinstance(left, Thing) and left.last == "Path" and isinstance(op, ast.Div)
+        if path and known(left) and known(right):
+            return path_of(left, f"{plain(left)}/{plain(right)}")
         work = OPERATORS.get(type(op))
         if work is None or not (small(left) and small(right)):
-            return self.unknown(node)
+            return (under_unknown(right) if isinstance(op, ast.Div) else "") or self.unknown(node)
         if isinstance(op, (ast.Pow, ast.Mult)) and not tame(op, left, right):
             return self.unknown(node)
         try:

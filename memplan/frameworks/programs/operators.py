@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memplan.frameworks.programs.values import MAX_TEXT, Method, Place, Thing, Unknown, known, root_of
+from memplan.presets import find_by_hub_id, find_preset
 from memplan.units import pairs_of
 
 MAX_ITEMS = 400
@@ -147,3 +148,10 @@ def ending(call: ast.AST) -> str:
     elif isinstance(name, ast.JoinedStr) and name.values:
         name = name.values[-1]
     return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
+
+
+def under_unknown(last: Any) -> str:
+    """``os.path.join(CACHE, "Qwen3-8B")``, ``CACHE / name``: of a folder that nobody knows one within that is named as
+    a model is; empty for any other."""
+    named = isinstance(last, str) and (find_by_hub_id(last) or find_preset(last.rpartition("/")[2]))
+    return f"/…/{last}" if named else ""

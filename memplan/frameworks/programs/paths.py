@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 from memplan.frameworks.programs.call import Call
+from memplan.frameworks.programs.operators import under_unknown
 from memplan.frameworks.programs.values import Thing, is_plain, known, plain
 from memplan.tables.peft_fields import ADAPTER
 from memplan.units import words_of
@@ -25,7 +26,9 @@ def _folder(call: Call) -> Any:
 
 def _path(call: Call) -> Any:
     parts = [_text(call._replace(args=[each])) for each in call.args]
-    return "/".join(parts) if all(isinstance(each, str) for each in parts) else call.unknown()
+    if not all(isinstance(each, str) for each in parts):
+        return under_unknown(parts[-1]) or call.unknown()
+    return "/".join(parts)
 
 
 def _searched(call: Call) -> None:
