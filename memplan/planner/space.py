@@ -48,8 +48,9 @@ REFERENCES = ("auto", "resident", "precomputed", "offloaded")
 KERNELS = ("none", "liger")
 DOMINATED = {"optimizer_impl": ("fused", "foreach", "loop"), "attention": ("flash", "sdpa", "eager")}
 """Axes of which a later value is never faster than an earlier one, and never holds less (tests/test_plan_order.py), so
-that it is tried only where the earlier is refused. Without padding flash is as fast as sdpa, which then comes first,
-and flash where it helps it to fit (``pricing``)."""
+that it is tried only where the earlier is refused; of attention from some hundred tokens on: below, a kernel's own
+memory in backward is more, by some MiB, than the scores that it saves. Without padding flash is as fast as sdpa, which
+then comes first, and flash where it helps it to fit (``pricing``)."""
 
 
 class Space(NamedTuple):
