@@ -157,7 +157,7 @@ def _figures(recipe: Recipe, of: Begun, settings: Settings, room: Room | None, s
     plays, begun, endless = of
     rank = max(endless, key=lambda each: endless[each].peak_reserved)
     recorded, most = plays[rank], endless[rank].peak_reserved
-    moving = recorded.peak - sum(size for _, size in recorded.events[: recorded.start])
+    moving = recorded.peak - sum(recorded.sizes[: recorded.start])
     near = room is not None and most + int(DOUBT * moving) > room.comfortable
     sought, needs = seek is True or (near and not seek), most
     if sought:
