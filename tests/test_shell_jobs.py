@@ -1,5 +1,7 @@
 """A script that a script writes and then starts, or hands to a cluster, is read with what the script put into it."""
 
+from pathlib import Path
+
 import pytest
 
 from memplan.frameworks.commands.launch import launch_of
@@ -68,6 +70,13 @@ def test_configs_and_programs_are_no_scripts() -> None:
         "cat > a.yaml <<EOF\nrun x\nEOF\ncat > a.py <<EOF\nrun y\nEOF\nsrun accelerate launch --config_file a.yaml a.py"
     )
     assert [each[:2] for each in commands(text)] == [["srun", "accelerate"]]
+
+
+def test_a_script_that_is_handed_to_ray_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("run --x $1\n")
+    for start in ("./train.sh", "bash train.sh"):
+        found = run_script(f"ray job submit --address=http://x -- {start} 8", str(tmp_path / "a.sh")).commands
+        assert [each.texts for each in found if each.texts[0] == "run"] == [("run", "--x", "8")]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Children(Builtins):
             begins = place == 0 or (place - 1 in shells and not word.text.startswith("-"))
             if own and (submits or begins or (script and (shells or names[0] in ("srun", "nohup", "exec")))):
                 return place, own
-        place = shells[0] + 1 if shells else 0
+        place = shells[0] + 1 if shells else names.index("--") + 1 if names[0] == "ray" and "--" in names else 0
         while shells and place < len(words) and words[place].text.startswith(("-", "+")):
             place += 1
         if submits:
