@@ -331,6 +331,14 @@ def test_transformers_generate_grows_a_cache_of_all_completions() -> None:
     assert small.engine is None
 
 
+def test_transformers_generate_caches_the_latents() -> None:
+    """27 layers of DeepSeek-V2-Lite, 512 + 64 elements in bf16, and a layer's while a token is added."""
+    job = {**TRL, "model": "deepseek-v2-lite"}
+    small, large = (report(**job | {"batch_size": size}) for size in (1, 9))
+    more = trainer(large, "rollout.generate") - trainer(small, "rollout.generate")
+    assert more == pytest.approx(8 * (2048 * 576 * 2 * 28 + 14 * 102400), rel=0.02)
+
+
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 

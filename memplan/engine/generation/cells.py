@@ -86,8 +86,9 @@ def _attention(mixer: Any, of: Generator) -> tuple[Cell, ...]:
 
 
 def _latent(mixer: Any, of: Generator) -> tuple[Cell, ...]:
-    """One latent and its rotated part, whole on each rank; an indexer's keys in fp8 with a scale beside them."""
-    multiple = era_of(of.engine, of.version).latent
+    """One latent and its rotated part, whole on each rank; an indexer's keys in fp8 with a scale beside them.
+    transformers' own cache has both as they are (5.24 models/deepseek_v3: DeepseekV3Attention.forward)."""
+    multiple = 1 if of.engine == "hf" else era_of(of.engine, of.version).latent
     if not multiple:
         return (Cell("full", 2 * mixer.num_heads // of.tensor_parallel * UNFOLDED * of.kv_itemsize),)
     plain = round_up((mixer.latent + mixer.rope) * of.kv_itemsize, multiple)
