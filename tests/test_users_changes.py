@@ -225,3 +225,20 @@ SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=1)).train()
     lora = checked("a.py", text, num_gpus=1).job["lora"]
     assert set(lora["targets"]) == {"o_proj", "qkv_proj", "gate_up_proj"}
     assert lora["rank_pattern"] == {"qkv_proj": 24, "gate_up_proj": 8}
+
+
+@pytest.mark.parametrize(
+    ("before", "named"),
+    [("", ""), ("for p in model.parameters():\n    p.requires_grad = False\n", "requires_grad")],
+)
+def test_weights_that_are_trained_anyway_are_told_so_for_nothing(before: str, named: str) -> None:
+    text = f"""\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")
+{before}for n, p in model.named_parameters():
+    if "lora" in n:
+        p.requires_grad = True
+Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=64), train_dataset=rows).train()
+"""
+    found = checked("a.py", text, sequence_length=2048, num_gpus=1)
+    assert (found.fits, named in found.text) == ("unclear" if named else "no", True)

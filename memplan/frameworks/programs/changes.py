@@ -59,6 +59,8 @@ SETS = re.compile(
     r"|check_torch_load|__)"
 )
 """Methods whose place another may take."""
+RESTING = ("frozen", "partly_frozen", "peft_config", "adapter", "quantization_config", "load_in_4bit", "load_in_8bit")
+"""What a model of which some weights rest has."""
 PATCHED = ("transformers", "trl", "peft", "torch", "accelerate", "bitsandbytes", "unsloth", "optimum", "deepspeed")
 RUNS = re.compile(r"\bmodel\(|\.generate\(|from_pretrained\(|\bpipeline\(|\.(evaluate|predict)\(|\bLLM\(|requires_grad")
 """What a callback does with a model that a step has not."""
@@ -115,10 +117,12 @@ def _cast(model: Thing, value: Any, place: Place) -> None:
 
 
 def _freeze(run: Run, owner: Any, value: Any, place: Place) -> None:
-    """``parameter.requires_grad = False`` in a loop over a model's parameters; True beside adapters trains more."""
+    """``parameter.requires_grad = False`` in a loop over a model's parameters; True beside adapters trains more, and of
+    a model of which nothing rests what is trained anyway."""
     parameter = isinstance(owner, Thing) and owner.name == "parameter"
     model = owner.values["of"] if parameter else root_model(owner)
-    if model is None:
+    on = value is True or (isinstance(value, Unknown) and value.either == (None, True))  # ``if "lora" in name:``
+    if model is None or (on and not any(map(model.values.get, RESTING))):
         return
     whole = parameter and value is False and not owner.values["part"] and len(run.doubts) <= owner.depth
     model.set("frozen" if whole else "partly_frozen", True, place)
