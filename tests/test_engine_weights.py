@@ -130,6 +130,16 @@ def test_queries_keys_and_values_are_one_tensor() -> None:
     assert 0 <= left - (28 * 2 + 1) * MiB < 64 * 1024
 
 
+def test_sglang_makes_gemma_3_s_tables_as_it_goes() -> None:
+    """Up to 0.5.9; then two for 131,072 positions, which vLLM scales eight times over."""
+    four = engine("gemma-3-4b")
+    sizes = [
+        rotary_bytes(each) / MiB
+        for each in (four, *(four._replace(engine="sglang", version=at) for at in ("0.4.6", "0.5.9", "0.5.10")))
+    ]
+    assert sizes == [576, 0, 0, 256]
+
+
 def test_what_an_indexer_chose_is_of_all_layers_together() -> None:
     """int32 [tokens of a forward, chosen]."""
     few, many = (

@@ -155,3 +155,8 @@ OWN_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
             "dense_4h_to_h": ("down_proj",)},
 }  # fmt: skip
 """By family: linears as the checkpoint's code names them, and those of transformers' class: adapters hold no less."""
+FP32_GATES = {"minimax_m2": 4}
+"""Bytes of a router's weight in an engine's class, where its checkpoint has less (vllm, sglang minimax_m2.py: gate)."""
+UNSCALED = dict.fromkeys(("gemma3", "gemma3_text"), (0, 5, 10))
+"""Families whose tables SGLang has for the config's positions alone, however they are scaled, and before this version
+makes as it goes (sglang 0.4.6 to 0.5.23 models/gemma3_causal.py: Gemma3Attention, Gemma3RotaryEmbedding)."""

@@ -17,7 +17,7 @@ from memplan.spec.gpu import Gpu
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Experts, FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_HOPPER, HOPPER, ROCM, era_of, version_of
-from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_ROUTERS
+from memplan.tables.families import ENDS_ON_EACH_STAGE, FP32_GATES, FP32_ROUTERS, UNSCALED
 from memplan.tables.quantizations import DRAFT, LEFT_AT_MOST, PLAIN_IN_NVFP4, USUAL, Stored
 from memplan.units import round_up
 
@@ -36,8 +36,6 @@ NEVER_QUANTISED = ("wk", "weights_proj")
 STACKED = {"gptq": "awq", "fp8-apart": "fp8"}
 """Of experts: their g_idx are emptied where no order is asked for (vllm 0.11 gptq_marlin.py: GPTQMarlinMoEMethod), and
 nobody sets their rows apart."""
-FP32_GATES = {"minimax_m2": 4}
-"""Bytes of a router's weight in an engine's class, where its checkpoint has less (vllm, sglang minimax_m2.py: gate)."""
 WORKSPACE = 0, 19, 0
 """Of sparse attention; older versions' were not read."""
 PER_LAYER = "embed_tokens_per_layer"
@@ -193,6 +191,8 @@ def rotary_bytes(of: Generator) -> int:
     SGLang's are in fp32 (layers/rotary_embedding.py: RotaryEmbedding, MRotaryEmbedding)."""
     spec = of.model
     plain, longest = spec.max_positions or 0, spec.rotary_positions or spec.max_positions or 0
+    if of.engine == "sglang" and spec.family in UNSCALED:
+        longest = plain = plain if version_of(of.version) >= UNSCALED[spec.family] else 0
     elements = plain * spec.rotary_width + (longest - plain) * spec.rotary_width // spec.rotary_sets
     return elements * (4 if of.engine == "sglang" else of.itemsize * (4 if spec.rotary_by_row else 1))
 
