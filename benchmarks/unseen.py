@@ -15,6 +15,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,8 @@ def traceable(job: dict[str, Any]) -> str:
         return "the model's code comes with its weights"
     if job["batch_size"] * job["sequence_length"] > LARGEST_TOKENS:
         return "too many tokens"
+    if job["model"]["model_type"] == "gemma3n" and find_spec("timm") is None:
+        return "its tower is of timm, which is not installed"
     try:
         check(resolve(read_job(job)))
     except MemplanError as error:

@@ -86,6 +86,7 @@ BY_LEDGER = {
     "ranks-2044-010": "a metric's entropies under autocast",
     "ranks-2044-019": "FSDP2 wraps FalconMamba's mixers too, so that norms alone are gathered ahead",
     "ranks-2044-024": "accelerate stores flat parameters in fp32 of which a bias trains",
+    "ranks-2049-032": "norms of FalconMamba's layers, which are units, let go of what is gathered and reduced before",
     "ranks-2045-014": "each of two forwards has its own gradient of FSDP1's root, which was whole in between",
     "ranks-2045-015": "FSDP1 lets go of what accumulated when the base has run as the reference",
     "ranks-2045-039": "layers of Gemma 4's audio tower, which nothing gathers",

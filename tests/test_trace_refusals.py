@@ -83,8 +83,14 @@ def test_what_runs_no_such_code_is_refused(keys: dict[str, Any], said: str) -> N
         check(resolve(read_job({"model": MODEL, **keys})))
 
 
+TOWER = {"model": "qwen2.5-vl-3b", "trainer": "pytorch", "num_gpus": 2}
 SHARDED: dict[str, dict[str, Any]] = {
     "optimizer": {"optimizer": "adafactor"},
+    "lora.bias": {"model": "qwen2.5-0.5b", "precision": "bf16", "lora": {"bias": "all"}},
+    "lora.modules_to_save": {"trainer": "transformers", "lora": {"modules_to_save": ["lm_head"]}},
+    "images": TOWER
+    | {"gradient_accumulation_steps": 2, "sync_each_batch": False, "reduce_dtype": "fp32", "precision": "bf16"},
+    "gradient_checkpointing": {"model": "mixtral-8x7b", "gradient_checkpointing": "selective"},
     "lora.dtype": {"precision": "bf16-amp", "method": "dpo", "lora": {"r": 8}, "reference": "adapter"},
 }
 """What torch cannot run on FSDP2's shards, by the key."""
@@ -97,6 +103,18 @@ def test_what_fsdp2_cannot_run_is_refused_by_its_key(key: str) -> None:
         trace(job)
     assert refused.value.message.startswith(f"{key}: ")
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {**TOWER, "sharding": "ddp", "method": "dpo", "pair_pass": "split", "loss_head": "selective"},
+        {"model": MODEL, "num_gpus": 2, "sharding": "fsdp", "trainer": "pytorch", "freeze": ["embed_tokens"]},
+    ],
+)
+def test_what_ddp_and_fsdp1_cannot_run_is_refused(job: dict[str, Any]) -> None:
+    with pytest.raises(InvalidJob, match=r"ready only once|uniform"):
+        check(resolve(read_job(job)))
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp2"])

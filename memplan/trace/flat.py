@@ -52,7 +52,23 @@ def flat_sharded(model: Any, recipe: Recipe, device: str) -> Any:
     )
     if settings.casts:
         _upcast(wrapped)
+    if settings.checkpoints_around:
+        _checkpoint_around(wrapped)
     return wrapped
+
+
+def _checkpoint_around(wrapped: Any) -> None:
+    """Checkpoints of transformers before 5, which call what is wrapped (4.47 modeling_llama.py:
+    ``self._gradient_checkpointing_func(decoder_layer.__call__, …)``)."""
+    for unit in type(wrapped).fsdp_modules(wrapped):
+        layer = unit.module
+        if getattr(layer, "gradient_checkpointing", False):
+            layer.gradient_checkpointing = False
+            unit.forward = functools.partial(_run_again, layer._gradient_checkpointing_func, unit.forward)
+
+
+def _run_again(checkpoint: Any, forward: Any, *args: Any, **keys: Any) -> Any:
+    return checkpoint(functools.partial(forward, **keys), *args)
 
 
 def _policy(model: Any, recipe: Recipe) -> Any:

@@ -185,7 +185,13 @@ def within_forward(run: Run, model: Any, found: Callable[[Tensor, Tensor], Tenso
                 run.balance += [balance] if is_read(run.recipe) else []
             return scores
 
-    inner.forward = fused_forward
+    return _called(run, model, fused_forward)
+
+
+def _called(run: Run, model: Any, forward: Callable[..., Any]) -> Any:
+    """The model called with another forward of its language model's, so that its wrappers' hooks run."""
+    inner = _language_model(model)
+    inner.forward = forward
     try:
         return model(input_ids=run.ids, attention_mask=run.mask, **run.images)
     finally:
@@ -224,10 +230,12 @@ def fused(run: Run) -> Tensor:
 def litgpt_lora(run: Run) -> tuple[Tensor, Any]:
     """litgpt 0.5, model.py: lm_head_chunk_size, finetune/lora.py: fit."""
     backbone, lm_head = _backbone(run.policy)
+
+    def forward(**inputs: Any) -> list[Tensor]:
+        return [lm_head(part) for part in backbone(**inputs).last_hidden_state.split(ROWS_AT_ONCE, dim=1)]
+
     with run.autocast():
-        x = backbone(input_ids=run.ids, attention_mask=run.mask, **run.images).last_hidden_state
-        logits = [lm_head(part) for part in x.split(ROWS_AT_ONCE, dim=1)]
-        del x
+        logits = _called(run, run.policy, forward)
     logits = to_fp32(tuple(logits)) if run.recipe.loss.fp32_outputs else logits
     targets = run.ids.split(ROWS_AT_ONCE, dim=1)
     pairs = zip(logits, targets, strict=True)

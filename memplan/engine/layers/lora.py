@@ -33,13 +33,15 @@ def adapted(
     if adapter.dora:
         total = _dora(p, source, result, linear, out, adapter, base)
     else:
-        lora_a, lora_b = _pair(p, linear, adapter)
+        rank = adapter.rank_of(linear.name)
+        lora_a = p.adapter(linear.name + ".lora_A", linear.inputs * rank, adapter.itemsize)
         dropped = ops.dropout(tape, source) if adapter.dropout else source
         if adapter.read_itemsize and not tape.autocast:  # FSDP casts the inputs of its units
             dropped = ops.cast(tape, dropped, adapter.itemsize, "adapter inputs")
-        low = ops.linear(tape, dropped, lora_a, p.dim("r", adapter.rank_of(linear.name)), "adapter rank-r outputs")
+        low = ops.linear(tape, dropped, lora_a, p.dim("r", rank), "adapter rank-r outputs")
         # temporaries of ``result + lora_B(lora_A(dropout(x))) * scaling`` (PEFT lora/layer.py: Linear.forward)
         del dropped
+        lora_b = p.adapter(linear.name + ".lora_B", rank * linear.outputs, adapter.itemsize)
         bias = p.adapter(linear.name + ".lora_B.bias", linear.outputs, adapter.itemsize) if adapter.lora_bias else None
         high = ops.linear(tape, low, lora_b, out, "adapter outputs", bias)
         del low  # lora_A's output: the node of lora_B alone holds it
@@ -56,15 +58,6 @@ def adapted(
 def cloned(tape: Tape, result: Tensor, base: Quantised | None) -> Tensor:
     """The result that PEFT adds to: of some formats a clone, for which the base's own is let go of."""
     return ops.copy(tape, result, "cloned results") if base is not None and base.scheme.clones else result
-
-
-def _pair(p: Pass, linear: Linear, adapter: Adapter) -> tuple[Param, Param]:
-    """lora_A and lora_B."""
-    rank, itemsize = adapter.rank_of(linear.name), adapter.itemsize
-    return (
-        p.adapter(linear.name + ".lora_A", linear.inputs * rank, itemsize),
-        p.adapter(linear.name + ".lora_B", rank * linear.outputs, itemsize),
-    )
 
 
 def adapted_embedding(p: Pass, result: Tensor, vocabulary: int, scaled: bool) -> Tensor:
@@ -125,7 +118,8 @@ def _dora(
     ΔW and W in x's dtype are locals until it returns. ΔW is detached, so its graph saves nothing for backward. With
     dropout, the base's result is computed again from the dropped input."""
     tape, itemsize, rank = p.tape, x.itemsize, adapter.rank_of(linear.name)
-    lora_a, lora_b = _pair(p, linear, adapter)
+    lora_a = p.adapter(linear.name + ".lora_A", linear.inputs * rank, adapter.itemsize)
+    lora_b = p.adapter(linear.name + ".lora_B", rank * linear.outputs, adapter.itemsize)
     magnitude = p.adapter(linear.name + ".magnitude", linear.outputs, adapter.magnitude_itemsize)
     if adapter.dropout:
         x = ops.dropout(tape, x)

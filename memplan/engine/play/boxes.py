@@ -145,12 +145,18 @@ class BoxRun:
         for i in range(self.count):
             note("opens", i)
             x = hooks.before(i, x)
+            if boxes.rules.forward_prefetch and boxes.rules.apart and isinstance(hooks, Fsdp1):
+                note("ahead", i)
+                hooks.gathers_ahead(i)
             note("forward", i)
             params = boxes.layers[i] if boxes.layers else []
-            for param in params if half.nested and half.nested[i] else ():
+            nested = bool(half.nested) and half.nested[i]
+            for param in params if nested else ():
                 param.node = None
             x = self._box(x, "late-backward", i, [], x.needs_grad) if boxes.rules.apart else x
             x = hooks.after(i, self._box(x, "backward", i, params, not half.back or half.back[i]))
+            if nested and boxes.rules.wrapped_within and isinstance(hooks, Fsdp1):
+                hooks.layers[i].hooked = False  # it ran without a graph
             x = self._box(x, "opens-backward", i, [], x.needs_grad)
         note("ends")
         x = hooks.tail(x)

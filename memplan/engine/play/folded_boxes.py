@@ -64,7 +64,7 @@ def moments_of(question: Question) -> Moments:
     return Moments(question)
 
 
-OF_LAYERS = frozenset({"opens", "forward", "backward", "opens-backward", "late-backward"})
+OF_LAYERS = frozenset({"opens", "ahead", "forward", "backward", "opens-backward", "late-backward"})
 
 
 def _sum(start: Moment, one: Moment, two: Moment, times: int) -> Moment:

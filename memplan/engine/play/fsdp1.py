@@ -38,6 +38,8 @@ class Fsdp1(Fsdp2):
     """Of checkpoints of frozen units, and their gradients."""
     scoped: tuple[int, dict[object, list[Param]]] | None = None
     """How many parameters have a scope, and those of each."""
+    ends: dict[Param, int] | None = None
+    """The adapters that run last, and their layers."""
     entered = -1
     """The last layer whose forward has begun; those before it run in recomputations alone."""
     rested = False
@@ -66,10 +68,7 @@ class Fsdp1(Fsdp2):
         if not self.rules.forward_prefetch or self.rules.apart:
             return super().before(layer, x)
         self._enter(self.layers[layer])
-        ahead = self.layers[layer + 1 : layer + 2] if layer > self.entered else []
-        self.entered = max(self.entered, layer)
-        for group in ahead:
-            self._unshard(group)
+        ahead = self.gathers_ahead(layer)
         own = ahead if self.rules.waits_for_layer_before else self.layers[layer : layer + 1]
         back = self._first_two_back if own is ahead and layer == 0 else self._post_backward
         return self._then(x, own[0], back) if own else x
@@ -83,10 +82,23 @@ class Fsdp1(Fsdp2):
             self._post_backward(first)
 
     def after(self, layer: int, y: Tensor, *, again: bool = False) -> Tensor:
-        """Adapters that are units come last: the next layer is gathered beside this one."""
-        if self.rules.forward_prefetch and self.rules.apart and layer + 1 < len(self.layers) and not again:
-            self._unshard(self.layers[layer + 1])
+        """The order in which units have run is known from now on."""
+        if self.rules.forward_prefetch and self.rules.apart and not again:
+            self.ends = (self.ends or {}) | dict.fromkeys(self._adapted(self.layers[layer])[-1:], layer)
         return super().after(layer, y, again=again)
+
+    def uses(self, param: Param) -> None:
+        """The next layer is gathered beside the last adapter of a layer that is a unit."""
+        if self.ends and param in self.ends:
+            self.gathers_ahead(self.ends[param])
+
+    def gathers_ahead(self, layer: int) -> list[Group]:
+        """The next layer, but in a recomputation."""
+        ahead = self.layers[layer + 1 : layer + 2] if layer > self.entered else []
+        self.entered = max(self.entered, layer)
+        for group in ahead:
+            self._unshard(group)
+        return ahead
 
     def _unshard(self, group: Group) -> None:
         """The shard in low precision, while the gather into the flat parameter runs."""
@@ -146,19 +158,14 @@ class Fsdp1(Fsdp2):
         if behind is not None and (self.reduces or not self.rules.keeps):
             self._reshard(behind)
 
-    def _is_behind(self, group: Group) -> bool:
-        """Whether a unit is frozen, and its input another's output."""
-        return not group.unit.gradients and group in self.layers[1:] and self.rules.leaves_behind
-
     def _adapted(self, group: Group) -> list[Param]:
         """The adapters within a layer that are units of their own, in forward's order."""
         if not self.rules.apart or group not in self.layers:
             return []
         if self.scoped is None or self.scoped[0] != len(self.tape.scopes):
-            by_scope: dict[object, list[Param]] = {}
+            self.scoped = len(self.tape.scopes), {}
             for param, scope in self.tape.scopes.items():
-                by_scope.setdefault(scope, []).append(param)
-            self.scoped = len(self.tape.scopes), by_scope
+                self.scoped[1].setdefault(scope, []).append(param)
         return [param for param in self.scoped[1].get(self.layers.index(group), ()) if param.node is not None]
 
     def logits(self, x: Tensor) -> Tensor:
@@ -213,12 +220,8 @@ class Fsdp1(Fsdp2):
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
         """The hook that reshards a frozen unit holds what its checkpoint was given, and the gradient of that, to the
         end of backward (``_register_post_backward_reshard_only_hook``)."""
-        if (
-            isinstance(scope, int)
-            and self.rules.apart
-            and self.wrapped_within
-            and not self.layers[scope].unit.gradients
-        ):
+        frozen = isinstance(scope, int) and not self.layers[scope].unit.gradients
+        if frozen and self.rules.apart and self.wrapped_within:
             self.inputs = [*(self.inputs or ()), Tensor(leaf.dim, leaf.itemsize, leaf.storage), *grads]
 
     def backward_ends(self) -> None:
@@ -255,8 +258,8 @@ class Fsdp1(Fsdp2):
                     came[-1] = None
                 return
             flat = self._summed(came)
-        if self._is_behind(group):
-            self.behind = group
+        if self.rules.leaves_behind and group in self.layers[1:] and not group.unit.gradients:
+            self.behind = group  # it is frozen, and its input another's output
             return
         if self.reduces or not self.rules.keeps:
             self._reshard(group)
@@ -267,7 +270,7 @@ class Fsdp1(Fsdp2):
         self.tape.record(flat, REDUCING)
         waiting = group.waiting.pop() if group.waiting else None
         if not self.reduces:
-            group.waiting.append(waiting or flat)
+            group.waiting = [waiting or flat]
             return
         unit, reduce = group.unit, self.rules.reduced
         cast = self._new(unit.reduced * (reduce != self.rules.used), group.named("cast"), "buffers", REDUCING)
@@ -280,8 +283,7 @@ class Fsdp1(Fsdp2):
 
     def _summed(self, came: list[Tensor | None]) -> Tensor | None:
         """The first, to which the others are added in place, as on a card; under a dispatch mode they are not."""
-        flats = [each for each in came if each is not None]
-        came.clear()
+        flats, came[:] = [each for each in came if each is not None], ()
         if len(flats) > 1 and not self.tape.in_place:
             flats[0] = self._new(flats[0].dim.elements, "sum of flat gradients", "gradients")
         return flats[0] if flats else None
@@ -294,6 +296,5 @@ class Fsdp1(Fsdp2):
             return None
         zeros = self._new(group.unit.zeros, group.named("zeros of unused views"), "gradients")
         flat = self._new(group.unit.gradients, group.named("flat gradient"), "gradients")
-        grads.clear()
-        del zeros
+        del grads[:], zeros
         return flat

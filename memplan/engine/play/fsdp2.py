@@ -71,6 +71,8 @@ class Fsdp2(Sharding):
 
     def before(self, layer: int, x: Tensor) -> Tensor:
         """``pre_forward``, which puts ``RegisterPostBackwardFunction`` before the layer."""
+        if self.rules.mixers_apart:
+            self.gathered_before = None  # for the norm's, which is as good as nothing
         self._enter(self.layers[layer])
         if self.rules.tells_ahead and layer + 1 < len(self.layers):  # set_modules_to_forward_prefetch
             self._unshard(self.layers[layer + 1])
@@ -126,9 +128,8 @@ class Fsdp2(Sharding):
     def _part(self, group: Group) -> None:
         """``to_sharded_post_forward``: a part of each is cloned, and the whole freed."""
         for i, size in enumerate(group.sizes):
-            group.parts.append(
-                self._new(size // self.parts, group.named("parts of gathered weights"), "gathered_parameters")
-            )
+            label = group.named("parts of gathered weights")
+            group.parts.append(self._new(size // self.parts, label, "gathered_parameters"))
             group.whole[i] = self.nothing
         group.whole = []
 
@@ -155,9 +156,8 @@ class Fsdp2(Sharding):
             group.output = self.nothing
             return
         copied = self._inputs(group)
-        group.output = self._new(
-            group.unit.gathered, group.named("all-gather output"), "gathered_parameters", GATHERING
-        )
+        label = group.named("all-gather output")
+        group.output = self._new(group.unit.gathered, label, "gathered_parameters", GATHERING)
         del copied
 
     def _inputs(self, group: Group) -> list[Tensor]:
@@ -251,7 +251,8 @@ class Fsdp2(Sharding):
             del buffers
         elif group.shard is None and not self.rules.cpu_offload:
             group.shard = shard
-        self.reduced_before = copied
+        if not (self.rules.mixers_apart and group in self.layers):  # the norm is reduced behind the mixer
+            self.reduced_before = copied
 
     def _keep(self, group: Group) -> None:
         """``to_accumulated_grad_if_needed``: in the reduction's dtype, where that is another than autograd's."""
@@ -262,9 +263,8 @@ class Fsdp2(Sharding):
                 continue
             grad = stored.pop(param)
             if first:
-                group.waiting.append(
-                    self.tape.new(grad.dim, wide, group.named("gradients that wait"), category="gradients")
-                )
+                label = group.named("gradients that wait")
+                group.waiting.append(self.tape.new(grad.dim, wide, label, category="gradients"))
             del grad
         group.arrived = there
 

@@ -53,6 +53,9 @@ class Sharding:
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
         """A reentrant checkpoint of a layer has run back: its input, and the gradients of that."""
 
+    def uses(self, param: Param) -> None:
+        """The module of a parameter is about to run."""
+
     def tail(self, x: Tensor) -> Tensor:
         """Norm and head are about to run."""
         return x

@@ -166,10 +166,12 @@ class Player:
         return EncoderDecoder(*whole)
 
     def _evaluate(self, recipe: Recipe) -> None:
-        """Two batches, whose logits are let go of: some when all passes are through."""
-        for _ in range(2):
+        """Two batches, whose logits are let go of: some when all passes are through. What the second has left gathered
+        of one model is there while another runs in the third."""
+        passes = list(stages(recipe))
+        for _ in range(2 + (recipe.zero_stage == 3 and len({traced.plan.name for traced, _ in passes}) > 1)):
             batch, named = self._batch(recipe), list[PassRun]()
-            for traced, half in stages(recipe):
+            for traced, half in passes:
                 self.tape.mark(f"evaluation-{traced.plan.name}.{half}")
                 if half == "forward":
                     run = self._run(recipe, traced)

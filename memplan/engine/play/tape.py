@@ -6,7 +6,7 @@ runs them. Parameters are the same over all passes, and keep gradients between b
 from collections import Counter
 from collections.abc import Mapping
 
-from memplan.engine.play.notes import InTower, noted
+from memplan.engine.play.notes import USED, InTower, noted
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.tape.graph import Param, Storage, Tensor
 from memplan.engine.tape.tags import Dim, Tag
@@ -94,6 +94,11 @@ class PlayTape(Watching):
         """Among the marks."""
         named = (self.place_of(param), param.name, param.dim.elements) if param is not None else ()
         self.mark(noted(what, *named))
+
+    def use(self, param: Param, how: str = USED) -> None:
+        """What is divided may hear of it."""
+        super().use(param, how)
+        self.sharding.uses(param)
 
     def enter(self, layer: int) -> None:
         """A loop over the layers has come to this one, or (-1) to its end: nothing, where all of them are played."""

@@ -101,7 +101,8 @@ class Halves:
         last = {id(layers[i]): i for i in middle}
         for i in (*range(middle.start), *last.values(), *range(middle.stop, len(layers))):
             opens, runs, beside = self.at("opens", i), self.at("forward", i), saved[i] + traced.beside("forward", i)
-            x = layers[i].boundary
+            x, ahead = layers[i].boundary, self.at("ahead", i)  # within the layer: beside all of it, to be sure
+            most = max(most, ahead.most and ahead.most + beside + layers[i].forward.size)
             most = max(most, runs.inside + beside + layers[i].forward.size, runs.most + saved[i + 1] + x)
             most = max(most, opens.most + beside + x * (i > 0 or not embeds))
         base = saved[active] + traced.beside("forward", active) + layers[active].forward.size

@@ -81,5 +81,7 @@ def _half(recipe: Recipe, rules: Rules, layers: int, traced: TracedPass, point: 
         places,
         tower.tower.used_blocks if tower is not None else 0,
         program not in FUSED_PROGRAMS or program in CALLING,
-        nested=tuple(plan.style_of(i) == "reentrant" for i in range(len(back))) if plan.nested else (),
+        nested=tuple(plan.style_of(i) == "reentrant" for i in range(len(back)))
+        if plan.nested or rules.wrapped_within
+        else (),
     )

@@ -172,8 +172,10 @@ def used_adapter(recipe: Recipe) -> Adapter | None:
     adapter = recipe.adapter
     if adapter is None or not gathers(recipe) or not casts(recipe):
         return adapter
-    if recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.wraps_adapters and recipe.sharding.fsdp.use_orig_params:
-        # Each is a unit of its own: PEFT reads the dtype of what is sharded, and its hook gathers it in another.
+    fsdp, ahead = recipe.sharding.fsdp, recipe.sharding.fsdp.forward_prefetch and not recipe.checkpointing.layers
+    if recipe.sharding.name == "fsdp" and fsdp.wraps_adapters and fsdp.use_orig_params and not ahead:
+        # Each is a unit of its own: PEFT reads the dtype of what is sharded, and its hook gathers it in another. What
+        # is gathered ahead has that other dtype by then, but in a recomputation.
         return adapter._replace(itemsize=recipe.numerics.itemsize, read_itemsize=adapter.itemsize)
     return adapter._replace(itemsize=recipe.numerics.itemsize, magnitude_itemsize=recipe.numerics.itemsize)
 
