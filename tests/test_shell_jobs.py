@@ -130,3 +130,5 @@ def test_of_arms_the_first_that_has_anything_counts() -> None:
     """Nobody says the arguments of a script that is read: ``$*`` is none, and its loop is gone through all the same."""
     text = 'if [[ $# -gt 0 ]]; then\nG="$*"\nelse\nG="${G:-a b}"\nfi\nfor X in $G; do run "$X"; done'
     assert commands(text) == [["run", "a"]]
+    switch = 'if $LESS; then\nM=""\nelse\nM="--gradient-checkpointing"\nfi\nrun $M'  # which may be left out
+    assert commands(switch)[-1] == ["run"]

@@ -12,7 +12,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.commands.slurm import slurm_variables
 from memplan.frameworks.shell.builtins import ASSIGNED, BUILTINS, DECLARES
 from memplan.frameworks.shell.calls import Calls, takes_script
-from memplan.frameworks.shell.fields import UNKNOWN, Value, shown, unknown
+from memplan.frameworks.shell.fields import UNKNOWN, Value, first_of, shown, unknown
 from memplan.frameworks.shell.filters import NO_GPUS
 from memplan.frameworks.shell.nodes import Block, Branch, Chain, Choice, Function, Loop, Node, Simple
 from memplan.frameworks.shell.parts import parse
@@ -190,14 +190,12 @@ class _Running(Calls):
         return ""
 
     def _merge(self, name: str, found: list[Value | None], whole: bool) -> None:
-        """One value of a name that arms set: the one before, unless all of them set it; else the first that is any:
-        ``GROUPS="$*"`` is none where nobody says the arguments."""
+        """One value of a name that arms set: the one before, unless all of them set it; else the first."""
         before = self.variables.values.get(name)
         new = [value for value in found if value is not None and value is not before]
         stays = before is not None and not (whole and len(new) == len(found))
         told = before is None or UNKNOWN not in before.text  # ``if [ "$2" == "" ]; then STAGE=3; fi`` is a default
-        any_ = next((value for value in new if value.text or value.items is not None), new[0])
-        kept = before if before is not None and stays and told else any_
+        kept = before if before is not None and stays and told else first_of(new)
         others = {value.text for value in new} | ({before.text} if before is not None and stays else set())
         note = set() if len(others) == 1 and kept.items is None else {f"?{name}"}
         self.variables.values[name] = kept._replace(notes=kept.notes | note)

@@ -1,6 +1,7 @@
 """Words in the making, and values of variables; what is not known is marked within them."""
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memplan.frameworks.shell.reader import Word
@@ -70,3 +71,13 @@ class Fields:
         if self._begun:
             self.done.append(Word("".join(self._now), self._place or self.line))
         self._now, self._begun, self._place = [], False, 0
+
+
+_NO_WORDS = re.compile(r"\s*($|[-+~]|[\w.]+=)")
+
+
+def first_of(values: Sequence[Value]) -> Value:
+    """The first; where it is empty, as ``GROUPS="$*"`` is where nobody says the arguments, the first that is words: no
+    options, which may be left out as well."""
+    empty = not values[0].text and values[0].items is None
+    return next((each for each in values if not _NO_WORDS.match(each.text)), values[0]) if empty else values[0]
