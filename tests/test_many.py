@@ -137,6 +137,21 @@ def test_of_many_files_a_project_is_read_once(files: list[str], monkeypatch: pyt
     assert anew.call_count == 1
 
 
+def test_programs_of_a_project_are_let_go_of_with_its_last_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = Mock()
+    for name in ("one/a", "one/b", "other/a"):
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(JOB.format(1))
+        (path.parent / "README.md").write_text("")
+    monkeypatch.setattr(many, "_PROJECT", [Path()])
+    monkeypatch.setattr(many, "leave_programs", left)
+    check_many([str(tmp_path / name) for name in ("one/a.yaml", "one/b.yaml", "other/a.yaml")], CARD)
+    assert left.call_count == 2
+
+
 def test_a_folder_tells_its_trainings_and_the_rest_in_one_line(files: list[str]) -> None:
     found = check_many(["."], CARD)
     assert [each.file for each in found] == ["a.yaml", "b.yaml", "c.yaml", "."]

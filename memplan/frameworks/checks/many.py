@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from memplan.engine.allocator.reserved import Play
 from memplan.errors import EXIT_USAGE
 from memplan.frameworks.checks.checking import NO_CONFIG, Checked, check_all
 from memplan.frameworks.checks.folders import files_of, is_training, may_train
-from memplan.frameworks.programs.follow import forget
+from memplan.frameworks.files.sourced import project_of
+from memplan.frameworks.programs.follow import forget, leave_programs
 from memplan.units import ceil_div
 
 File = tuple[str, bool]
@@ -92,9 +94,17 @@ def cores() -> int:
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES) if sys.platform == "linux" else 1
 
 
+_PROJECT = [Path()]
+"""Whose files were answered last, in this process."""
+
+
 def _answers(
     options: Mapping[str, Any], beside: Sequence[str], framework: str, advise: bool, play: Play, file: File
 ) -> list[Checked]:
+    project = project_of(Path(os.path.realpath(file[0])).parent)
+    if project != _PROJECT[0]:
+        leave_programs()
+        _PROJECT[0] = project
     return check_all(file[0], options, beside, framework, file[1], advise, play, fresh=False)
 
 

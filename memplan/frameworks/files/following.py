@@ -7,6 +7,7 @@ import posixpath
 import re
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,12 @@ MOST_OF_A_NAME = 255
 
 def found_at(base: str, name: str) -> Path | None:
     """Where a file of this name lies: beside another, in the project around that, or in a folder between."""
+    return found_from(base, name, os.getcwd())
+
+
+@lru_cache(maxsize=4096)  # commands of one project name the same programs
+def found_from(base: str, name: str, here: str) -> Path | None:
+    """``found_at``, from this working directory."""
     if any(len(os.fsencode(part)) > MOST_OF_A_NAME for part in name.split("/")):
         return None  # a text, which no system takes for a name
     roots, top = roots_of(base)

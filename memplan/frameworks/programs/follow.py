@@ -12,6 +12,7 @@ from memplan.frameworks.commands import scripts
 from memplan.frameworks.commands.hydra import of_program
 from memplan.frameworks.files import sourced
 from memplan.frameworks.files.documents import Document
+from memplan.frameworks.files.following import found_from
 from memplan.frameworks.programs import calls as python_calls
 from memplan.frameworks.programs import files, loops
 from memplan.frameworks.programs.run import Known, Run
@@ -76,10 +77,16 @@ class _Held:
 def forget() -> None:
     """Programs and scripts are gone through anew, and their projects looked for: files beside them, and those that they
     start, may have changed."""
-    projects = (texts_of, in_copy, found_in, of_program, files.lying, files.around)
+    projects = (texts_of, in_copy, found_in, of_program, files.lying, files.around, found_from)
     for kept in (_cached, scripts.gone_through, pinned.pins_of, *projects):
         kept.cache_clear()
     sourced.forget()
+
+
+def leave_programs() -> None:
+    """Another project's are asked for now: these, and their syntax trees, would be looked through for garbage."""
+    _cached.cache_clear()
+    program_of.cache_clear()
 
 
 @lru_cache(maxsize=32)  # a script's commands are asked for in turn, again and again
@@ -107,7 +114,7 @@ def _gone(text: str, path: str, known: Known, hopeful: bool = False) -> Run:
         plain = [] if run.trainers else loops.trainers(run, parts)
         run.trainers, run.uncalled = run.trainers or plain, run.uncalled and not plain
     except InvalidJob as error:
-        run.refusal = error
+        run.refusal = error.with_traceback(None)
     return run
 
 

@@ -15,6 +15,7 @@ from memplan.frameworks.programs.files import Files
 from memplan.frameworks.programs.operators import joined, spread, written
 from memplan.frameworks.programs.statements import Statements
 from memplan.frameworks.programs.text import SHORTER, NotPython, Part, program_of
+from memplan.frameworks.programs.tracing import Names
 from memplan.frameworks.programs.values import Class, Frame, Function, Place, Ref, Thing, Unknown, is_open, overlay
 from memplan.frameworks.shell.reader import Word
 
@@ -60,7 +61,6 @@ class Run(Statements):
 
     def __init__(self, known: Known, calls: Any, files: Files) -> None:
         self.known, self.calls, self.files = known, calls, files
-        self.modules: dict[tuple[str, int], Frame] = {}
         self.path, self.start, self.steps, self.loops = "", "", 0, 0
         self.argv = [files.path, *(word.text for word in known.words)] if known.words else []
         self.doubts: list[str] = []
@@ -78,6 +78,7 @@ class Run(Statements):
         self.done: set[int] = set()
         """Functions that were called, by their node."""
         self.frame = self.globals = Frame({"__name__": "__main__", "__file__": files.path.partition(", cell ")[0]})
+        self.modules = Names(self.globals)
         self.globals.names |= {f"os.environ.{name}": value for name, value in known.environment.items()}
         self.saved_by: Callable[[Document], dict[str, tuple[Thing, Any]]] = lambda document: {}
         self.saved: dict[str, tuple[Thing, Any]] = {}
@@ -260,12 +261,11 @@ class Run(Statements):
             thing.set(name, value, where)
         begin = own.method("__init__")
         named = {name: self._checked(own, name, value, place) for name, value in named.items()}
-        fields = list(own.all_fields())
         if begin is None and isinstance(named.get("**"), Unknown):
             overlay(thing.values, named["**"])
         if begin is not None:
             self.invoke(begin.on(thing), args, named, place)
-        for name, value in () if begin else [*zip(fields, args, strict=False), *named.items()]:
+        for name, value in () if begin else [*zip(own.all_fields(), args, strict=False), *named.items()]:
             thing.set(name, value, places.get(name, place))
         after = own.method("__post_init__")
         if begin is None and after is not None:

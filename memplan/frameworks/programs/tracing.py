@@ -20,6 +20,18 @@ def handler_of(kind: str) -> str:
     return f"_{kind.lower()}"
 
 
+class Names(dict[tuple[str, int], Frame]):
+    """Names of the modules that a program reads. Their functions know them again: these are let go of with the last
+    run that has them, or whole syntax trees wait until garbage is looked for."""
+
+    def __init__(self, main: Frame) -> None:
+        self.main = main
+
+    def __del__(self) -> None:
+        for frame in (self.main, *self.values()):
+            frame.names = {}
+
+
 class Tracing:
     """Where a value stands and what it comes from; what goes through a program is its interpreter's."""
 
