@@ -470,6 +470,17 @@ def test_a_fork_s_loss_of_trl_s_is_dpo_s_and_checkpoints_on_the_host_are_counted
     assert "base_model" in check_file("d.yaml", CARD).text
 
 
+def test_what_is_counted_from_above_and_does_not_fit_is_answered_as_if_it_were_not_there() -> None:
+    Path("a.yaml").write_text(f"{FACTORY}use_unsloth_gc: true\n")
+    small = {**CARD, "gpu": "4090", "sequence_length": 32768}
+    found = check_file("a.yaml", small)
+    assert (found.fits, found.hint) == (
+        "unclear",
+        "add --without use_unsloth_gc, to be answered as if it were not there",
+    ), found.text
+    assert check_file("a.yaml", {**small, "without": ["use_unsloth_gc"]}).fits == "no"
+
+
 def test_a_text_is_no_file_s_name() -> None:
     Path("a.yaml").write_text(FACTORY)
     Path("README.md").write_text(f"```\npython train.py {'x' * 300}.yaml a.yaml\n```\n")

@@ -111,6 +111,14 @@ def one_hint(unread: Iterable[Unread]) -> str:
     return "; ".join(filter(None, (command, typed and f"add {typed}, with your own values", *others)))
 
 
+def as_without(unread: Iterable[Unread]) -> str:
+    """Where all that is open is counted from above, and nobody is asked: how to be answered as if it were not there."""
+    unread = list(unread)
+    told = unread and all(each.above and not (each.hint or each.asks) for each in unread)
+    keys = dict.fromkeys(each.key for each in unread)
+    return f"add --without {','.join(keys)}, to be answered as if it were not there" if told else ""
+
+
 _POSITIONS = re.compile(r"longer than the (\d+) positions")
 
 

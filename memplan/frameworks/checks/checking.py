@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from memplan import errors
 from memplan.engine.allocator.reserved import BY_BOUND, Play
 from memplan.errors import InvalidJob, MemplanError
-from memplan.frameworks.asking import MODEL, model_hint, one_hint, with_experts, within_positions
+from memplan.frameworks.asking import MODEL, as_without, model_hint, one_hint, with_experts, within_positions
 from memplan.frameworks.checks.assumed import assumed
 from memplan.frameworks.checks.folders import is_training, launcher_alone
 from memplan.frameworks.checks.larger import on_its_own, spread, unshared
@@ -269,6 +269,7 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
 
         remedy, write = first_remedy(given, report)
         hint = hint if report.unclear or not remedy else ""  # an engine that starts is not a job that fits
+    hint = hint or (as_without(each for each in given.unread if each.decides) if report.unclear else "")
     told = tuple({name: getattr(each, name) for name in ("key", "where", "why", "decides")} for each in given.unread)
     return Checked(
         path, verdict.fits, text, placed(where, path)[0], given.framework, verdict.gpu, cards, device.expected,
