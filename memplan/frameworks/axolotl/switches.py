@@ -9,11 +9,13 @@ from functools import partial
 from memplan.frameworks.asking import GENERATES
 from memplan.frameworks.axolotl.keys import GONE, NO_LESS
 from memplan.frameworks.base import Draft, Keys
+from memplan.frameworks.common.checkpoints import spec_of
 from memplan.frameworks.common.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.common.local_models import check_vocabulary
 from memplan.frameworks.common.row_making import read_rows
 from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.towers import reads_text_alone
+from memplan.units import format_bytes
 
 KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 PLUGINS = (
@@ -22,6 +24,8 @@ PLUGINS = (
 )  # fmt: skip
 """Those that only do what keys of their own say, which are read or warned about."""
 GENERATING = ("do_causal_lm_eval", "do_bench_eval", "eval_table_size", "generate_samples", "dpo_generate_during_eval")
+
+SQUARE_MASKS, MASK_BYTES = ("0.4", "0.4.1"), 3 * 8
 
 
 def release_of(settings: Settings) -> tuple[str, str]:
@@ -73,6 +77,8 @@ def read_switches(keys: Keys, method: str) -> None:
             keys.warn(key, "keys and values are counted as they pass around torch's ring")
         keys.skip(key)
     keys.draft.finishers["embeddings"] = _wide_ends
+    if keys.flag("sample_packing") and keys.framework.version in SQUARE_MASKS:
+        keys.draft.finishers["mask"] = partial(_square_mask, keys)
 
 
 def _images(keys: Keys, method: str) -> None:
@@ -124,6 +130,19 @@ def _plugins(keys: Keys) -> None:
             keys.warn("plugins", "the average of the gradients that grokfast keeps is not counted")
         elif name not in PLUGINS:
             keys.warn("plugins", f"what {name[:60]} does is not known")
+
+
+def _square_mask(keys: Keys, draft: Draft) -> None:
+    """Mistral's packed micro-batch is one row, whose sliding window is made as a whole mask: three times in int64, and
+    kept by checkpoints in half precision (0.4 monkeypatch/mistral_attn_hijack_flash.py)."""
+    spec, values = spec_of(draft.said), draft.said
+    if spec is None or spec.family != "mistral" or not any(spec.windows) or values.get("attention") != "flash":
+        return
+    tokens = int(values.get("batch_size") or 1) * int(values.get("sequence_length") or 0)
+    mask = f"a mask of {tokens} × {tokens}, {format_bytes(MASK_BYTES * tokens**2)} as it is made"
+    why = f"{keys.framework.label} gives Mistral's packed rows {mask}"
+    little = MASK_BYTES * tokens <= 4 * spec.vocab_size  # than fp32 logits, which stand when it has gone
+    keys.warn("sample_packing", why, "" if little else "attention", "add --without sample_packing, if Axolotl is newer")
 
 
 def _wide_ends(draft: Draft) -> None:
