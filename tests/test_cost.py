@@ -138,6 +138,36 @@ def test_gradients_of_spread_experts_cross_the_network_once_for_each_card() -> N
     assert data_parallel(found, ready.sizes, one).last == pytest.approx(expected)
 
 
+OPTIMIZERS = {"trainer": "megatron", "sharding": "distributed-optimizer", "num_gpus": 64}
+
+
+@over([(1, 1, 7 / 64, 7 / 64), (8, 1, 0, 2 / 8 * 7 / 8), (2, 1, 3 / 4 / 8, 3 / 4 / 8 + 1 / 32), (4, 4, 1 / 4, 5 / 8)])
+def test_instances_of_the_optimizer_reduce_across_and_gather_within(row: tuple[int, int, float, float]) -> None:
+    """Copies over eight nodes of eight cards: over the network weights go within an instance alone; gradients within it
+    and then each rank's share across, both ways (megatron-core 0.16 param_and_grad_buffer.py: start_grad_sync)."""
+    copies, tensor, gathered, reduced = row
+    settings = {"num_distributed_optimizer_instances": copies, "overlap_param_gather": True}
+    found = recipe(**OPTIMIZERS, tensor_parallel=tensor, megatron={**settings, "overlap_grad_reduce": True})
+    sizes = prepared(found, IDEAL, PERFECT).sizes._replace(trained=1.0, experts=0.0)
+    data = data_parallel(found, sizes, Links(float("inf"), 1.0, 0.0))
+    assert data.first == pytest.approx(2 * gathered)
+    assert data.last == pytest.approx(found.storage.reduce_itemsize * reduced)
+    assert stepped_elements(found, sizes) == pytest.approx(copies / (64 / tensor))
+
+
+def test_instances_copy_spread_experts_over_the_ranks_that_hold_them() -> None:
+    """Eight copies of an expert's part, one a node: of two instances each reduces among four, then across both."""
+    one, two = (
+        recipe(**SPREAD, expert_parallel=8, megatron={"num_distributed_optimizer_instances": copies})
+        for copies in (1, 2)
+    )
+    sizes = prepared(one, IDEAL, PERFECT).sizes._replace(trained=1.0, experts=1.0)
+    whole, halves = (data_parallel(each, sizes, Links(float("inf"), 1.0, 0.0)) for each in (one, two))
+    assert (whole.last, whole.after) == pytest.approx((one.storage.reduce_itemsize * 7 / 8, 2 * 7 / 8))
+    assert (halves.last, halves.after) == pytest.approx((one.storage.reduce_itemsize * (3 / 4 + 1 / 4), 2 * 3 / 4))
+    assert two.parallel.expert_shards == one.parallel.expert_shards / 2
+
+
 @pytest.mark.parametrize("sharding", ["zero3", "fsdp2", "distributed-optimizer"])
 def test_states_are_shared_within_a_node_whose_cards_share_a_sequence(sharding: str) -> None:
     trainer = "megatron" if sharding == "distributed-optimizer" else "transformers"

@@ -93,10 +93,10 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     near, stride = recipe.hardware.gpus_per_node, degrees.expert * expert_parts(recipe)
     of = group(ranks, degrees.tensor, near)  # ranks of a sequence are among them
     if not sizes.experts or stride == degrees.tensor:
-        return _among(recipe, sizes, of, over)
-    rest = _among(recipe, sizes.share(1 - sizes.experts), of, over)
+        return _among(recipe, sizes, of, degrees.tensor, over)
+    rest = _among(recipe, sizes.share(1 - sizes.experts), of, degrees.tensor, over)
     same = group(copies_of_experts(recipe, ranks), stride, near)
-    experts = _among(recipe, sizes.share(sizes.experts), same, over)
+    experts = _among(recipe, sizes.share(sizes.experts), same, stride, over)
     return Data(
         rest.forward + experts.forward,
         rest.backward + experts.backward,
@@ -107,8 +107,11 @@ def data_parallel(recipe: Recipe, sizes: Sizes, over: Links) -> Data:
     )
 
 
-def _among(recipe: Recipe, sizes: Sizes, of: Group, over: Links) -> Data:
-    """Of what this group has copies or shares of."""
+def _among(recipe: Recipe, sizes: Sizes, of: Group, stride: int, over: Links) -> Data:
+    """Of what this group, whose ranks are so far from each other, has copies or shares of. Where there are copies of
+    the shares, what a rank reduced of its group's gradients is all-reduced across them (torch 2.13
+    _fully_shard/_fsdp_collectives.py: foreach_reduce; megatron-core 0.16 distributed/param_and_grad_buffer.py:
+    start_grad_sync)."""
     name = recipe.sharding.name
     gradients = sizes.trained * recipe.storage.reduce_itemsize
     weights = sizes.weights * sizes.weight_bytes
@@ -122,31 +125,33 @@ def _among(recipe: Recipe, sizes: Sizes, of: Group, over: Links) -> Data:
         each *= 2  # buckets are all-reduced, and each rank keeps its part (use_multi_rank_bucket_allreduce)
         first, last = (each, 0.0) if name == "zero2" else (0.0, each)
         return Data(0, first, 0, last, after, hides=recipe.sharding.deepspeed.overlap_comm)
+    replicas = group(recipe.parallel.replicas, of.size * stride, recipe.hardware.gpus_per_node)
     if name == "distributed-optimizer":
-        fetched = gather(sizes.trained * HALF, of, over)
-        settings = recipe.megatron
+        fetched, settings = gather(sizes.trained * HALF, of, over), recipe.megatron
+        each = gather(gradients, of, over) + reduce(gradients / of.size, replicas, over)
         first, after = (fetched, 0.0) if settings.overlap_param_gather else (0.0, fetched)
-        return Data(0, 0, first, gather(gradients, of, over), after, hides=settings.overlap_grad_reduce)
+        return Data(0, 0, first, each, after, hides=settings.overlap_grad_reduce)
     times = sizes.modules if name == "zero3" else sizes.units
-    return _sharded_weights(recipe, of, weights, gradients, over, times)
+    return _sharded_weights(recipe, of, replicas, weights, gradients, over, times)
 
 
-def _sharded_weights(recipe: Recipe, of: Group, weights: float, gradients: float, over: Links, times: float) -> Data:
+def _sharded_weights(
+    recipe: Recipe, of: Group, replicas: Group, weights: float, gradients: float, over: Links, times: float
+) -> Data:
     """ZeRO-3 and FSDP: weights are gathered for the forward, and again for the backward unless they stayed; out of the
     ranks that they were resharded to, where that is a number. In torch's pipeline what stays does so for the
     whole step, and gradients are reduced after its last backward (torch 2.13 distributed/pipelining/stage.py)."""
     settings = recipe.sharding.deepspeed
     weights /= 2 if settings.quantised_weights else 1
     gradients /= 4 if settings.quantised_gradients else 1
-    once, copies = gather(weights, of, over, times), recipe.parallel.replicas
-    across = reduce(gradients / of.size, group(copies, recipe.sharding.ranks, recipe.hardware.gpus_per_node), over)
+    once = gather(weights, of, over, times)
     kept = recipe.sharding.reshard_after_forward
     if recipe.sharding.name == "zero3":
         kept = settings.hpz if settings.hpz > 1 else True
     again = once if kept else 0.0
     if kept and kept is not True:
         again = gather(weights, Group(int(kept), min(int(kept), of.near)), over, times)
-    each = gather(gradients, of, over, times) + across
+    each = gather(gradients, of, over, times) + reduce(gradients / of.size, replicas, over)
     if recipe.sharding.name == "fsdp2" and recipe.parallel.pipeline > 1:
         return Data(once, again, 0, 0, each, hides=True) if kept else Data(0, 0, once, 0, each, hides=True)
     every = recipe.sharding.sync_each_batch or recipe.sharding.name == "zero3"

@@ -155,6 +155,7 @@ def communicators(recipe: Recipe) -> list[Communicator]:
     if degrees.expert > 1:
         left = degrees.expert_shards
         groups.append(Communicator("experts' data parallel", left, "collective", min(left, per_node)))
+        groups.append(Communicator("experts' replicas", degrees.replicas, "collective", 1))
     if recipe.trainer.megatron:
         groups += _of_megatron(degrees, node)
     return [group for group in groups if group.size > 1]
@@ -165,6 +166,8 @@ def _of_megatron(degrees: Parallel, node: int) -> Iterator[Communicator]:
     every group, of the same ranks too. megatron-core 0.13 optimizer/clip_grads.py, megatron/training/training.py (all
     ranks), training/utils.py: reduce_max_stat_across_model_parallel_group, moe/token_dispatcher.py: tp_ep_group."""
     yield Communicator("all ranks", degrees.world, "numbers", min(degrees.world, node))
+    if degrees.replicas > 1:
+        yield Communicator("all data-parallel ranks", degrees.data * degrees.context, "numbers", 1)
     model = degrees.tensor * degrees.pipeline
     yield Communicator("model parallel", model, "numbers", min(model, node))
     if degrees.expert > 1:

@@ -4,7 +4,7 @@ Sources: megatron-core 0.14 to 0.16 transformer_config.py, training/arguments.py
 
 from memplan.errors import InvalidJob
 from memplan.resolve.megatron_adapters import check_adapters, megatron_targets, not_in_megatron
-from memplan.resolve.megatron_stages import check_copies, check_interleaved, check_stages
+from memplan.resolve.megatron_stages import check_interleaved, check_stages
 from memplan.resolve.notes import Notes
 from memplan.spec.job import Job
 from memplan.spec.megatron import Megatron
@@ -176,7 +176,6 @@ def _check(job: Job, spec: ModelSpec, degrees: Parallel, sharding: str, micro_ba
             "megatron.optimizer_cpu_offload: needs use_precision_aware_optimizer",
             "set megatron.use_precision_aware_optimizer: true",
         )
-    check_copies(degrees, settings, sharding)
     if settings.use_precision_aware_optimizer and sharding == "ddp":
         raise InvalidJob(
             "megatron.use_precision_aware_optimizer: needs the distributed optimizer",

@@ -121,8 +121,8 @@ def check_interleaved(degrees: Parallel, micro_batches: int) -> None:
         )
 
 
-def check_copies(degrees: Parallel, settings: Megatron, sharding: str) -> None:
-    """Copies of the distributed optimizer's states, each shared within a group of ranks (megatron-core 0.14
+def instances(degrees: Parallel, settings: Megatron, sharding: str) -> Parallel:
+    """With copies of the distributed optimizer's states, each shared within a group of ranks (megatron-core 0.14
     parallel_state.py: intra_distributed_optimizer_instance). Raises InvalidJob where they do not divide."""
     copies = settings.num_distributed_optimizer_instances
     if copies > 1 and (sharding == "ddp" or degrees.shards % copies or degrees.expert_shards % copies):
@@ -131,3 +131,4 @@ def check_copies(degrees: Parallel, settings: Megatron, sharding: str) -> None:
             f"({degrees.expert_shards} of experts), {sharding}",
             "use sharding: distributed-optimizer, and a divisor of the ranks",
         )
+    return degrees._replace(replicas=copies)

@@ -3,7 +3,7 @@
 from memplan.errors import InvalidJob
 from memplan.resolve.fsdp import replicas
 from memplan.resolve.megatron import sequence_parallel
-from memplan.resolve.megatron_stages import chunks
+from memplan.resolve.megatron_stages import chunks, instances
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.resolve.trainers import DEGREES, degrees_of, megatron_instead
@@ -68,7 +68,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
     if degrees.context > 1 and trainer.parallelism.sequence == "accelerate":
         how = "heads exchanged for sequence (Ulysses)" if split.is_deepspeed else "torch's ring of keys and values"
         notes.assume(f"context_parallel: {how} in the trainer's own step; each is measured, both together are not")
-    return degrees
+    return instances(degrees, job.megatron, split.name) if trainer.megatron else degrees
 
 
 def _sequence(job: Job, trainer: Trainer, split: Split, notes: Notes) -> bool:

@@ -26,7 +26,7 @@ class Parallel(NamedTuple):
     sequence: bool = False
     """Norms and dropouts between tensor-parallel products run on a part of the sequence."""
     replicas: int = 1
-    """Copies of the sharded states: hybrid sharding, MiCS."""
+    """Copies of the sharded states: hybrid sharding, MiCS, instances of Megatron's distributed optimizer."""
     stage: int = 0
     """Of the pipeline, from 0 on."""
 
@@ -48,7 +48,7 @@ class Parallel(NamedTuple):
     @property
     def expert_shards(self) -> int:
         """The same for experts: what is left of the stage's GPUs beside expert and expert-tensor parallelism."""
-        return self.world // (self.pipeline * self.expert * self.expert_tensor)
+        return self.world // (self.pipeline * self.expert * self.expert_tensor * self.replicas)
 
     @property
     def first(self) -> bool:

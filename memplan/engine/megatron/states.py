@@ -52,9 +52,7 @@ def buffers(recipe: Recipe, shares: Sequence[Share]) -> list[Buffer]:
     (``allreduce`` of a parameter in megatron-core's linears)."""
     degrees, found = recipe.parallel, []
     divided = recipe.sharding.name == "distributed-optimizer"
-    copies = recipe.megatron.num_distributed_optimizer_instances
-    for label, expert, all_ranks in (("", False, degrees.shards), (" of experts", True, degrees.expert_shards)):
-        ranks = max(1, all_ranks // copies)
+    for label, expert, ranks in (("", False, degrees.shards), (" of experts", True, degrees.expert_shards)):
         buffer = Buffer(label, 0, ranks if divided else 1, expert)
         mine = [share for share in shares if buffer.holds(share, degrees)]
         if mine:

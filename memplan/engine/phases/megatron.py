@@ -60,7 +60,7 @@ class Save:
         """Every row of the phase."""
         recipe: Recipe = parts.recipe
         kept, weights = _kept_bytes(parts), _weight_bytes(parts)
-        own_part = kept + weights // max(1, recipe.parallel.shards)
+        own_part = kept + weights // max(1, recipe.parallel.data * recipe.parallel.context)
         ledger.add(
             "this rank's part of the checkpoint",
             "optimizer_states",
