@@ -261,7 +261,7 @@ def test_what_a_graph_holds_is_its_own_until_the_end() -> None:
 def test_idle_segments_are_collected_above_the_threshold() -> None:
     """The 30 MiB have been idle for longer than both are on average, and go; then 52 MiB are left, and 40 stay."""
     settings = settings_of(
-        Allocator(garbage_collection_threshold=0.5, per_process_memory_fraction=0.5), card_bytes=240 * MiB
+        Allocator(garbage_collection_threshold=0.5, per_process_memory_fraction=0.5), card_bytes=120 * MiB
     )
     assert settings.collect_above == 60 * MiB
     allocator = CachingAllocator(settings)

@@ -139,6 +139,12 @@ def test_a_share_of_the_card_is_all_there_is() -> None:
     assert found.on_card is None
 
 
+def test_a_job_that_needs_more_than_its_share_does_not_fit() -> None:
+    job = {**TINY, "gpu": "4090", "model": "llama-3.2-1b"}
+    shares = [estimate(job | {"allocator": {"per_process_memory_fraction": part}}).verdict for part in (1, 0.5)]
+    assert [share and share.fits for share in shares] == ["yes", "no"]
+
+
 @pytest.mark.parametrize(
     "keys",
     [

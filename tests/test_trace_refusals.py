@@ -103,6 +103,8 @@ def test_what_fsdp2_cannot_run_is_refused_by_its_key(key: str) -> None:
         trace(job)
     assert refused.value.message.startswith(f"{key}: ")
     assert refused.value.hint
+    if key not in ("optimizer", "lora.dtype"):
+        assert f"{key}: torch stops at this job" in str(resolve(read_job(job)).provenance.warnings)
 
 
 @pytest.mark.parametrize(

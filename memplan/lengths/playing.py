@@ -12,7 +12,7 @@ from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.figures import AGREES
 from memplan.engine.allocator.replay import StepEvents, play, repeated
-from memplan.engine.allocator.settings import allowed_bytes, settings_of
+from memplan.engine.allocator.settings import settings_of
 from memplan.reporting import totals_of
 from memplan.spec.recipe import Recipe
 from memplan.units import GPU_ROUNDING, round_up
@@ -50,7 +50,7 @@ def _allocator(recipe: Recipe) -> CachingAllocator:
     if gpu is None:
         return CachingAllocator(settings_of(conf))
     room = max(0, gpu.usable_bytes - totals_of(recipe).outside.expected)
-    return CachingAllocator(settings_of(conf, gpu.usable_bytes), min(room, allowed_bytes(conf, gpu.usable_bytes)))
+    return CachingAllocator(settings_of(conf, gpu.usable_bytes), room)
 
 
 class _Steps:

@@ -33,6 +33,7 @@ from memplan.resolve.rollouts import (
     with_rollout_lengths,
 )
 from memplan.resolve.router_loss import NOTHING_YET, provenance, router_loss
+from memplan.resolve.stopping import warned_of_stops
 from memplan.resolve.storage import precision, sharding
 from memplan.spec.groups import Checkpointing
 from memplan.spec.job import Job
@@ -142,7 +143,7 @@ def _trained(given: JobInput) -> Recipe:
         in_megatron=in_megatron,
     )
     found = with_own_batch(said, with_both_forwards(found), _of_critic(said, trainer, spec, base, attention, again))
-    check_card(found, notes)
+    check_card(warned_of_stops(found, notes), notes)
     if method.online or method.teacher:
         from memplan.resolve.generation import generator, with_segments  # which no other job loads
 

@@ -109,7 +109,8 @@ def _card(job: Job, notes: Notes) -> Gpu | None:
             notes.remark(f"num_gpus: {job.num_gpus}, this machine shows {gpu.here}: the others are taken to be alike")
     elif gpu.usable_is_assumed:
         notes.assume(f"usable memory of {gpu.name} is derived, not published: {gpu.source}")
-    return gpu
+    share = job.allocator.per_process_memory_fraction
+    return gpu if share is None else gpu.model_copy(update={"usable_bytes": int(share * gpu.usable_bytes)})
 
 
 def check_lengths(job: Job, method: Method) -> None:

@@ -13,6 +13,7 @@ from memplan.spec.base import Frozen
 
 MOST_TOKENS, MOST_STEPS = 10**8, 10**6
 FORMS = "a file of lengths, {p50, p90, p99, max}, or {mean, sigma, max}"
+PAIRS = "p50=400,p90=1200,p99=3000,max=4096"
 _PAIRS = re.compile(r"\s*\w+\s*=\s*[^=,]+(,\s*\w+\s*=\s*[^=,]+)*\s*", re.ASCII)
 
 
@@ -111,7 +112,7 @@ def in_full(value: Any) -> Any:
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            raise InvalidJob(f"lengths: {value[:60]!r} is no JSON", f"write {FORMS}") from None
+            raise InvalidJob(f"lengths: {value[:60]!r} is no JSON", f"write {PAIRS} in place of it") from None
     if not _PAIRS.fullmatch(value):
         return {"file": value}
     return {name.strip(): text.strip() for name, _, text in (part.partition("=") for part in value.split(","))}

@@ -2,6 +2,7 @@
 
 from memplan.engine.micro_step import loops_experts
 from memplan.errors import InvalidJob
+from memplan.resolve.stopping import stops
 from memplan.spec.recipe import Recipe
 from memplan.units import words_of
 
@@ -78,53 +79,6 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob("mixer_kernels: kernels of mamba-ssm and its like need a GPU", "use mixer_kernels torch")
     _check_halves(recipe)
     _check_ranks(recipe)
-    _check_torch(recipe)
-
-
-def _check_torch(recipe: Recipe) -> None:
-    """What torch itself stops at, in its words."""
-    adapter, sharding, fsdp = recipe.adapter, recipe.sharding, recipe.sharding.fsdp
-    kinds, two = [run.layer for run in recipe.model.runs], sharding.name == "fsdp2"
-    routings = [layer.experts.routing for layer in kinds if layer.experts]
-    in_place = any(each.normalize == "in-place" and not each.corrected for each in routings)
-    biases = [linear.name + ".bias" for layer in kinds for linear in layer.linears if linear.bias]
-    apart = adapter is not None and adapter.itemsize != recipe.storage.precision.weights and not fsdp.casts
-    unread = recipe.model.tower is not None and recipe.batch.images is None
-    waits = recipe.batch.accumulation > 1 and not sharding.sync_each_batch
-    for stops, said, hint in (
-        (
-            in_place and recipe.checkpointing.recompute.policy == "products",
-            "gradient_checkpointing: Tensor cached during selective activation checkpoint has been mutated",
-            "use gradient_checkpointing full",
-        ),
-        (
-            unread and sharding.name == "ddp" and recipe.loss.pair_pass in ("split", "gradcache"),
-            "images: Expected to mark a variable ready only once",
-            "use images, or pair_pass concatenated",
-        ),
-        (
-            recipe.model.frozen and sharding.name == "fsdp" and not fsdp.use_orig_params,
-            "freeze: Must flatten tensors with uniform `requires_grad`",
-            "use fsdp.use_orig_params true",
-        ),
-        (
-            two and apart and adapter is not None and any(map(adapter.trains_bias, biases)),
-            "lora.bias: FSDP expects uniform original parameter dtype",
-            "use lora.dtype bf16",
-        ),
-        (
-            two and fsdp.own_ends and adapter is not None and adapter.saved and recipe.model.head_is_tied,
-            "lora.modules_to_save: Parameter is shared with a parameter already managed by another FSDP group",
-            "use sharding fsdp",
-        ),
-        (
-            two and unread and waits and recipe.storage.reduce_itemsize != recipe.numerics.itemsize,
-            "images: 'FSDPParam' object has no attribute '_unsharded_param'",
-            "use sync_each_batch true, or images",
-        ),
-    ):
-        if stops:
-            raise InvalidJob(said, hint)
 
 
 def _check_quantised(recipe: Recipe) -> None:
@@ -170,6 +124,10 @@ def _check_online(recipe: Recipe) -> None:
 
 def _check_ranks(recipe: Recipe) -> None:
     """What torch itself cannot run on shards, or would not split."""
+    if recipe.model.frozen and recipe.sharding.name == "fsdp" and not recipe.sharding.fsdp.use_orig_params:
+        raise InvalidJob("freeze: Must flatten tensors with uniform `requires_grad`", "use fsdp.use_orig_params true")
+    for said, hint in stops(recipe):
+        raise InvalidJob(said, hint)
     if recipe.parallel.model > 1 or recipe.parallel.expert > 1:
         raise InvalidJob(
             "tensor_parallel, pipeline_parallel, context_parallel, expert_parallel: ranks that hold parts of a model "

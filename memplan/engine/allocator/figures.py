@@ -20,7 +20,7 @@ from memplan.engine.allocator.capacities import TOLERANCE, all_run, beginning, e
 from memplan.engine.allocator.events import on_rank, step_events
 from memplan.engine.allocator.replay import Playing, StepEvents, repeated
 from memplan.engine.allocator.reserved import Seek, Unplayed
-from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings, allowed_bytes, settings_of
+from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings, settings_of
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank
 from memplan.engine.play.other_ranks import ran_ahead
 from memplan.engine.uncollected import uncollected
@@ -118,8 +118,7 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
         return Unplayed("its step is not played to the byte yet", recorded.peak if short < 0 else 0)
     card = recipe.hardware.gpu.usable_bytes if recipe.hardware.gpu else None
     if card is not None and room is not None:
-        allowed = allowed_bytes(recipe.hardware.allocator, card)
-        room = Room(min(room.most, allowed), min(room.comfortable, allowed))
+        room = Room(min(room.most, card), min(room.comfortable, card))
     settings = settings_of(recipe.hardware.allocator, card)
     if begun is None:
         begun = _begun(_plays(recipe, recorded), settings)

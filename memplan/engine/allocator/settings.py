@@ -39,20 +39,14 @@ class Settings(NamedTuple):
 
 
 def settings_of(conf: Allocator, card_bytes: int | None = None) -> Settings:
-    """Of a job's ``allocator`` key, on a card of so many bytes."""
+    """Of a job's ``allocator`` key, on a card of which the process may have so many bytes."""
     above = conf.garbage_collection_threshold if conf.per_process_memory_fraction else None
     return Settings(
         conf.expandable_segments,
         divisions_of(conf.roundup_power2_divisions) if conf.roundup_power2_divisions else (),
         conf.max_split_size_mb * MiB if conf.max_split_size_mb else None,
-        int(above * allowed_bytes(conf, card_bytes)) if above and card_bytes else None,
+        int(above * card_bytes) if above and card_bytes else None,
     )
-
-
-def allowed_bytes(conf: Allocator, card_bytes: int) -> int:
-    """Bytes of segments that the process may have on a card."""
-    share = conf.per_process_memory_fraction
-    return card_bytes if share is None else int(share * card_bytes)
 
 
 def segment_size(size: int) -> int:
