@@ -105,6 +105,7 @@ def test_program_whose_config_is_written_over_at_run_time(tmp_path: Path) -> Non
         ("ddp.use_megatron_fsdp=True", "use_megatron_fsdp"),
         ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "mixed_precision"),
         ("mixed_precision.fp8=hybrid", "fp8"),
+        ("mixed_precision=bf16_with_mxfp8_mixed mixed_precision.fp8_param_gather=false", "fp8"),
         ("model.num_layers=4", "num_layers"),
         ("optimizer.optimizer=dist_muon", "optimizer"),
     ],

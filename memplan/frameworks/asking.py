@@ -131,7 +131,7 @@ def with_experts(hint: str, experts: object, heads: object) -> str:
     (``tensor_parallel``)."""
     if isinstance(experts, int) and experts > 1:
         return hint.replace(SUCH["model"], WITH_EXPERTS)
-    return hint.replace(SUCH["model"], WITH_HEADS) if isinstance(heads, int) and 28 % heads else hint
+    return hint.replace(SUCH["model"], WITH_HEADS) if isinstance(heads, int) and heads > 0 and 28 % heads else hint
 
 
 def within_positions(hint: str, warnings: Iterable[str]) -> str:

@@ -231,11 +231,13 @@ layer in 16 bits."""
 
 def _narrow(keys: Keys, word: str, said: str) -> None:
     """Products in FP8 and FP4, where the precision is one by name and nothing of it is changed."""
-    changed = [key for key in keys.settings.values if key.endswith((".fp8", ".fp4")) and keys.get(key)]
     kind = next((name for name in NARROW if name in word and word.startswith("bf16_with_")), "")
-    at = said or "fp8"
+    own, at = NARROW.get(kind, {}), said or "fp8"
+    told = [(f"mixed_precision.{each}", own[name]) for name in own for each in (name, name.removesuffix("_gather"))]
+    changed = [key for key in keys.settings.values if key.endswith((".fp8", ".fp4")) and keys.get(key)]
+    changed += [key for key, value in told if keys.get(key) not in (None, value)]
     if kind and not changed and not keys.get("fp8"):
-        for name, value in NARROW[kind].items():
+        for name, value in own.items():
             put_inner(keys, "megatron", name, value, said)
         if kind == "fp8_current" and keys.get("mixed_precision.first_last_layers_bf16") is not False:
             keys.draft.warn(said, keys.settings.where(said), "the first and last layer are counted in fp8", "precision")
