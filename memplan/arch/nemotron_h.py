@@ -6,12 +6,11 @@ from memplan.arch.config import Config, shown
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.hybrid import LINEAR
 from memplan.arch.layer_norm_parts import ACTIVATIONS
-from memplan.arch.routed import ROUTER_LOSS, experts_per_token, in_groups, is_true
+from memplan.arch.routed import ROUTER_LOSS, experts_per_token, sigmoid_routing
 from memplan.arch.state_space import DualKeys, dual, served_itemsize, with_kernel_note
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear
-from memplan.spec.routing import Routing
 
 OLD_NAMES = {
     "n_groups": "mamba_n_groups",
@@ -94,15 +93,6 @@ def experts(config: Config) -> FeedForward:
     h, f, count = config.integers("hidden_size", "moe_intermediate_size", "n_routed_experts")
     latent, bias = config.optional_integer("moe_latent_size"), config.flag("mlp_bias")
     width = h if latent is None else latent
-    routing = Routing(
-        behind=True,
-        product="fp32",
-        scores="sigmoid",
-        corrected=True,
-        **in_groups(config, count, 2),
-        normalize="epsilon" if is_true(config, "norm_topk_prob") else "no",
-        scaled=True,
-    )
     routed = Experts(
         count=count,
         active=experts_per_token(config, count),
@@ -112,7 +102,7 @@ def experts(config: Config) -> FeedForward:
             Bare(name="experts.down_proj", shape=(count, width, f)),
         ),
         router=Linear(name="gate", inputs=h, outputs=count),
-        routing=routing,
+        routing=sigmoid_routing(config, count),
         gated=False,
         activation=squared_relu(config),
     )

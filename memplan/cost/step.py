@@ -157,7 +157,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
     waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape), device) if waits else 0.0
     training = micro * each + bubble + once + ending + waiting
-    generation, syncing = _generation(recipe, training, *given) if recipe.generator is not None else (0.0, 0.0)
+    generation, syncing = of_generation(recipe, training, *given) if recipe.generator is not None else (0.0, 0.0)
     seconds = training + generation + syncing
     products = micro * share * trained.products * (2 + (0.0 if recipe.adapter else work.trained_share))
     attention = micro * share * (trained.attention + trained.attended)
@@ -181,7 +181,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     )
 
 
-def _generation(recipe: Recipe, training: float, device: Device, rates: Rates) -> tuple[float, float]:
+def of_generation(recipe: Recipe, training: float, device: Device, rates: Rates) -> tuple[float, float]:
     """(beyond a training of so many seconds, with the engine's weights on their way)."""
     from memplan.cost.generation import generating  # an engine's, which most jobs never load
 

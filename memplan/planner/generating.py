@@ -6,6 +6,7 @@ from itertools import islice, product
 from typing import Any, NamedTuple
 
 from memplan.cost.rates import EXPECTED, Device
+from memplan.cost.step import of_generation
 from memplan.errors import MemplanError
 from memplan.gpus import find_gpu
 from memplan.models import load_model
@@ -240,11 +241,7 @@ class Generators:
 
     def seconds(self, training: float, recipe: Recipe) -> float:
         """Of a step, of which ``training`` is the update's."""
-        from memplan.cost.generation import generating  # an engine's, which most jobs never load
-
-        new = generating(recipe, self.device, EXPECTED)
-        made = max(0.0, new.seconds - training) if new.overlapped else new.seconds
-        return training + made + new.moved
+        return training + sum(of_generation(recipe, training, self.device, EXPECTED))
 
 
 def engines_of(recipe: Recipe) -> list[Generator]:

@@ -12,7 +12,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engine_defaults import batched_tokens
+from memplan.tables.engine_defaults import LONGEST_WHOLE, WHOLE_VIDEO
 from memplan.tables.engines import ERAS, LEAST_CAPABILITY, Era, era_of, version_of
 from memplan.tables.generation import Generation
 from memplan.units import DTYPE_BYTES
@@ -46,9 +46,11 @@ def level_of(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> i
 def forward_tokens(era: Era, usual: int, longest: int, spec: ModelSpec, otherwise: object) -> int:
     """max_num_batched_tokens where nobody says. V0 divides no prompt, however long, of a model with images, latents or
     windows, and ``otherwise``: an adapter, a draft, AMD's card (vllm 0.8 engine/arg_utils.py: _set_default_args_v0)."""
+    if not era.whole_prompts:  # since 0.20 videos attend to themselves
+        return max(usual, WHOLE_VIDEO * bool(spec.tower and spec.tower.masks_windows and era.counts_states))
     kept = any(getattr(mixer, "kind", "") == "latent" or getattr(mixer, "window", None) for mixer in spec.mixers)
-    least = 5120 if spec.tower else 2048 * bool(kept or otherwise)
-    return batched_tokens(era, usual, longest, least, bool(spec.tower and spec.tower.masks_windows))
+    whole = spec.tower or kept or otherwise or longest <= LONGEST_WHOLE
+    return max(5120 if spec.tower else 2048, longest if whole else 0)
 
 
 def beside_images(share: float, given: bool, version: str, spec: ModelSpec) -> float:

@@ -108,7 +108,7 @@ def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: 
             "recomputed; little is measured"
         )
     if settings.narrow:
-        kind = "fp4" if settings.fp4_format else "fp8"
+        kind = settings.narrow_kind
         notes.assume(
             f"megatron.{kind}_format: inputs of products are saved in {kind.upper()} ({settings.narrow}); little is "
             "measured; the high figure has them in half precision"
@@ -191,14 +191,15 @@ def _check_fp8(job: Job, settings: Megatron) -> None:
     """Raise InvalidJob for what products in FP8 or FP4 do not run with."""
     if settings.fp8_format and settings.fp4_format:
         raise InvalidJob("megatron.fp4_format: not with fp8_format", "leave one of them out")
-    kind = "fp4" if settings.fp4_format else "fp8"
+    kind = settings.narrow_kind
     if settings.narrow and job.dtype not in (None, "bf16"):
         message = f"megatron.{kind}_format: products in {kind.upper()} need bf16, not {job.dtype}"
         raise InvalidJob(message, "use dtype bf16")
-    if settings.fp8_param_gather and not settings.fp8_format:
-        raise InvalidJob("megatron.fp8_param_gather: needs fp8_format", "set megatron.fp8_format: hybrid")
-    if settings.fp4_param_gather and not settings.fp4_format:
-        raise InvalidJob("megatron.fp4_param_gather: needs fp4_format", "set megatron.fp4_format: e2m1")
+    for kind, usual in (("fp8", "hybrid"), ("fp4", "e2m1")):
+        if getattr(settings, f"{kind}_param_gather") and not getattr(settings, f"{kind}_format"):
+            raise InvalidJob(
+                f"megatron.{kind}_param_gather: needs {kind}_format", f"set megatron.{kind}_format: {usual}"
+            )
 
 
 def check_card(recipe: Recipe, notes: Notes) -> None:
@@ -211,7 +212,7 @@ def check_card(recipe: Recipe, notes: Notes) -> None:
         )
     if not settings.narrow or gpu is None:
         return
-    wanted, kind = FP8_FROM[settings.narrow], "fp4" if settings.fp4_format else "fp8"
+    wanted, kind = FP8_FROM[settings.narrow], settings.narrow_kind
     if gpu.capability < wanted:
         others = [name for name, least in FP8_FROM.items() if least <= gpu.capability]
         raise InvalidJob(

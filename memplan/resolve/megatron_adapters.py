@@ -122,7 +122,7 @@ STORED = ("auto", "fp32", "bf16-master", "fp16-master")
 def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
     """Why the job does not run in Megatron's layers as they are modelled here; nothing where it does."""
     if job.lora is not None and job.megatron.narrow:
-        return f"LoRA and products in {'FP4' if job.megatron.fp4_format else 'FP8'}"
+        return f"LoRA and products in {job.megatron.narrow_kind.upper()}"
     if not job.megatron.norm_fusion and not plain_norms(job, spec):
         return "megatron.norm_fusion: false, but for RMS norms of stream and heads before products in half precision"
     if job.lora is not None and (why := adapters_refused(job.lora, trainer)):

@@ -180,6 +180,11 @@ class Megatron(Frozen):
         return self.fp4_recipe if self.fp4_format else self.fp8_recipe if self.fp8_format else ""
 
     @property
+    def narrow_kind(self) -> str:
+        """What such products are in, as keys have it."""
+        return "fp4" if self.fp4_format else "fp8"
+
+    @property
     def narrow_weights(self) -> bool:
         """Whether the weights of such products are in FP8 or FP4 alone."""
         return bool(self.narrow) and (self.fp4_param_gather or self.fp8_param_gather)

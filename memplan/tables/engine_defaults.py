@@ -4,7 +4,7 @@ vLLM 0.8.5 to 0.33 engine/arg_utils.py: _set_default_args; SGLang 0.4.6 to 0.5.2
 
 from typing import NamedTuple
 
-from memplan.tables.engines import LATEST, Era, version_of
+from memplan.tables.engines import LATEST, version_of
 from memplan.units import GiB, pairs_of
 
 
@@ -93,14 +93,6 @@ def defaults_of(engine: str, version: str, card: Card, ranks: int, server: bool 
 WHOLE_VIDEO = 2496
 """Tokens of Gemma 4's longest video (32 frames), which attend to each other and so are one forward: of 0.25's logs,
 which raise 2,048 to them; 0.19's have 2,048."""
-
-
-def batched_tokens(era: Era, usual: int, longest: int, undivided: int, whole: bool) -> int:
-    """Of one forward. ``longest``: max_model_len; ``undivided``: the least that V0 takes where it divides no prompt of
-    any length; ``whole``: videos attend to themselves."""
-    if not era.whole_prompts:
-        return max(usual, WHOLE_VIDEO * (whole and era.counts_states))  # since 0.20
-    return max(undivided, 2048, longest) if undivided or longest <= LONGEST_WHOLE else 2048
 
 
 UNSLOTH_SHARE, UNSLOTH_SEQUENCES = 0.5, 256

@@ -105,7 +105,17 @@ class LinearInChunks(torch.autograd.Function):
         return dlogits @ weight, dlogits.t() @ hidden
 
 
-class LigerCrossEntropy(torch.autograd.Function):
+class MadeInForward(torch.autograd.Function):
+    """Of hidden states and a head, whose gradients forward saves."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """What forward made."""
+        grad_input, grad_weight = ctx.saved_tensors
+        return grad_input, grad_weight, None
+
+
+class LigerCrossEntropy(MadeInForward):
     """Liger's fused linear cross-entropy: gradients are made in forward (liger-kernel 0.8.5,
     ops/fused_linear_cross_entropy.py), its Triton kernel left out."""
 
@@ -126,14 +136,8 @@ class LigerCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(grad_input, grad_weight)
         return loss.sum()
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """What forward made."""
-        grad_input, grad_weight = ctx.saved_tensors
-        return grad_input, grad_weight, None
 
-
-class TiledLogits(torch.autograd.Function):
+class TiledLogits(MadeInForward):
     """DeepSpeed's TiledFusedLogitsLoss around head and loss (deepspeed 0.19 ulysses_sp.py): each tile runs back at
     once; the head's gradient is held here, not in its ``grad``."""
 
@@ -155,12 +159,6 @@ class TiledLogits(torch.autograd.Function):
             total, at = leaf.grad, at + part.shape[0]
         ctx.save_for_backward(grad_input, total)
         return torch.stack(losses).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """What forward made."""
-        grad_input, grad_weight = ctx.saved_tensors
-        return grad_input, grad_weight, None
 
 
 def _tile_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

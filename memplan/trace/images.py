@@ -9,8 +9,9 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from memplan.errors import InvalidJob
 from memplan.resolve.image_cuts import scaled
+from memplan.spec.groups import ImageBatch
 from memplan.spec.recipe import Recipe
-from memplan.spec.vision import ImageRule
+from memplan.spec.vision import ImageRule, Tower
 from memplan.trace.known import remember
 
 GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")
@@ -30,12 +31,12 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
         types = torch.tensor([token_types(recipe)] * rows, device=device)
         return {"pixel_values": torch.zeros(shape, device=device), "image_grid_thw": grid, "mm_token_type_ids": types}
     if tower.kind in ("pixtral", "kimi"):
-        return native_inputs(recipe, device, count)
+        return native_inputs(recipe, images, tower, device, count)
     if tower.kind in ("gemma4", "gemma4_unified"):
-        return placed_inputs(recipe, device, rows)
+        return placed_inputs(recipe, images, tower.rule, device, rows)
     if tower.crossed:
-        return crossed_inputs(recipe, device, rows)
-    sides = (rule.side, rule.side) if rule.side else sides_of(recipe, rule)
+        return crossed_inputs(recipe, images, tower.rule, device, rows)
+    sides = (rule.side, rule.side) if rule.side else sides_of(recipe, images, rule)
     pixels = torch.zeros((count * images.squares, rule.channels, *sides), device=device)
     inputs: dict[str, Any] = {"pixel_values": pixels}
     if tower.pixel_masks:
@@ -44,20 +45,18 @@ def image_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
     if tower.kind == "llama4":
         return {"pixel_values": pixels.to(torch.float32 if recipe.storage.precision.weights == 4 else torch.bfloat16)}
     if rule.kind == "anyres":
-        return inputs | anyres_inputs(recipe, pixels, device, count)
+        return inputs | anyres_inputs(recipe, images, pixels, device, count)
     if recipe.model.family in ("gemma3", "paligemma"):
         inputs["token_type_ids"] = torch.zeros((rows, recipe.batch.sequence_length), dtype=torch.long, device=device)
     return inputs
 
 
-def sides_of(recipe: Recipe, rule: ImageRule) -> tuple[int, int]:
+def sides_of(recipe: Recipe, images: ImageBatch, rule: ImageRule) -> tuple[int, int]:
     """Height and width of the largest tile."""
-    images = recipe.batch.images
-    assert images is not None
-    width, given = recipe.provenance.job["images"].get("width"), recipe.provenance.job["images"]
-    if width is None:
+    given = recipe.provenance.job["images"]
+    if given.get("width") is None:
         return images.rows * rule.patch, images.columns * rule.patch
-    width, height = scaled(rule, width, given["height"])
+    width, height = scaled(rule, given["width"], given["height"])
     return height, width
 
 
@@ -83,10 +82,8 @@ def tell_tokens(tokens: int, module: torch.nn.Module, given: Any, out: tuple[tor
     remember(out[1], [[i < tokens for i in range(slots)]] * rows, torch.tensor)
 
 
-def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int) -> dict[str, Any]:
+def anyres_inputs(recipe: Recipe, images: ImageBatch, pixels: torch.Tensor, device: str, count: int) -> dict[str, Any]:
     """Tiles image by image, and the size of each, from which the model computes how they lie."""
-    images = recipe.batch.images
-    assert images is not None
     given = recipe.provenance.job["images"]
     if not given.get("width"):
         raise InvalidJob("images: the model computes with the size of each image", "give width and height")
@@ -100,12 +97,9 @@ def anyres_inputs(recipe: Recipe, pixels: torch.Tensor, device: str, count: int)
     return inputs
 
 
-def crossed_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
+def crossed_inputs(recipe: Recipe, images: ImageBatch, rule: ImageRule, device: str, rows: int) -> dict[str, Any]:
     """Tiles of each image, their arrangement, which of them are there, and which each token of the text attends to."""
-    images, tower = recipe.batch.images, recipe.model.tower
-    assert images is not None
-    assert tower is not None
-    tiles, rule = (rows, images.per_example, images.squares), tower.rule
+    tiles = rows, images.per_example, images.squares
     return {
         "pixel_values": torch.zeros((*tiles, rule.channels, rule.side, rule.side), device=device),
         "aspect_ratio_ids": torch.ones(tiles[:2], dtype=torch.long, device=device),
@@ -116,12 +110,9 @@ def crossed_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
     }
 
 
-def placed_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
+def placed_inputs(recipe: Recipe, images: ImageBatch, rule: ImageRule, device: str, rows: int) -> dict[str, Any]:
     """Patches in a row of as many as there may be, and the place of each: those that are not there have none."""
-    images, tower = recipe.batch.images, recipe.model.tower
-    assert images is not None
-    assert tower is not None
-    count, most, rule = rows * images.per_example, images.rows, tower.rule
+    count, most = rows * images.per_example, images.rows
     there = images.tokens * rule.merge**2
     across = next(side for side in range(int(images.tokens**0.5), 0, -1) if images.tokens % side == 0) * rule.merge
     places = [[i % across, i // across] if i < there else [-1, -1] for i in range(most)]
@@ -132,11 +123,8 @@ def placed_inputs(recipe: Recipe, device: str, rows: int) -> dict[str, Any]:
     }
 
 
-def native_inputs(recipe: Recipe, device: str, count: int) -> dict[str, Any]:
+def native_inputs(recipe: Recipe, images: ImageBatch, tower: Tower, device: str, count: int) -> dict[str, Any]:
     """Images of their own shape, whole (Pixtral) or in patches that are cast beforehand (Kimi)."""
-    images, tower = recipe.batch.images, recipe.model.tower
-    assert images is not None
-    assert tower is not None
     patch, channels = tower.rule.patch, tower.rule.channels
     height, width = images.rows * patch, images.columns * patch
     if tower.kind == "pixtral":
