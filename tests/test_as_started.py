@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from memplan import estimate
+from memplan.errors import InvalidJob
 from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.checks.many import check_many
+from memplan.frameworks.emit.writing import emit
 from memplan.frameworks.files.sourced import forget, project_of
 from memplan.frameworks.project.starters import texts_of
+from memplan.frameworks.reading import read_target
+from memplan.frameworks.registry import find_framework
 
 CARD = {"gpu": "80GB", "num_gpus": 1}
 PARSED = """\
@@ -471,14 +476,38 @@ def test_a_fork_s_loss_of_trl_s_is_dpo_s_and_checkpoints_on_the_host_are_counted
 
 
 def test_what_is_counted_from_above_and_does_not_fit_is_answered_as_if_it_were_not_there() -> None:
-    Path("a.yaml").write_text(f"{FACTORY}use_unsloth_gc: true\n")
+    Path("a.yaml").write_text(f"{FACTORY}use_badam: true\n")
     small = {**CARD, "gpu": "4090", "sequence_length": 32768}
     found = check_file("a.yaml", small)
     assert (found.fits, found.hint) == (
         "unclear",
-        "add --without use_unsloth_gc, to be answered as if it were not there",
+        "add --without use_badam, to be answered as if it were not there",
     ), found.text
-    assert check_file("a.yaml", {**small, "without": ["use_unsloth_gc"]}).fits == "no"
+    assert check_file("a.yaml", {**small, "without": ["use_badam"]}).fits == "no"
+
+
+def test_checkpoints_that_wait_on_the_host_are_counted_there() -> None:
+    Path("a.yaml").write_text(FACTORY)
+    Path("b.yaml").write_text(f"{FACTORY}use_unsloth_gc: true\nuse_reentrant_gc: false\n")
+    long = {**CARD, "sequence_length": 8192}
+    kept, sent = (check_file(each, long) for each in ("a.yaml", "b.yaml"))
+    assert (sent.fits, sent.job["offload"], sent.job["gradient_checkpointing_reentrant"]) == (
+        "yes",
+        ["checkpoints"],
+        True,
+    )
+    assert "use_unsloth_gc: true" in str(emit(read_target("b.yaml", long), find_framework("llamafactory")))
+    assert kept.device_bytes - sent.device_bytes > 0
+    wrong = {"trainer": "trl", "offload": ["checkpoints"], "model": "qwen2.5-0.5b", "gradient_checkpointing": "full"}
+    with pytest.raises(InvalidJob, match="offload: checkpoints by TRL is not modelled"):
+        estimate(wrong)
+
+
+def test_inputs_of_all_layers_are_what_the_card_no_longer_holds() -> None:
+    job = {"model": "qwen2.5-7b", "trainer": "llamafactory", "batch_size": 2, "sequence_length": 8192, "num_gpus": 8}
+    job |= {"method": "sft", "gradient_checkpointing": "full", "precision": "bf16", "zero_stage": 3}
+    kept, sent = (estimate({**job, "offload": each}).per_gpu.allocated_bytes for each in ([], ["checkpoints"]))
+    assert kept - sent == 28 * 2 * 8192 * 3584 * 2
 
 
 def test_a_text_is_no_file_s_name() -> None:

@@ -3,8 +3,8 @@
 from memplan.errors import InvalidJob
 from memplan.resolve.adapters import Targets
 from memplan.resolve.notes import Notes
+from memplan.resolve.offloading import offloads_activations
 from memplan.resolve.quantised import Base
-from memplan.resolve.recompute import offloads_activations
 from memplan.resolve.storage import Split, Stored, float8
 from memplan.spec.groups import Checkpointing, Operators
 from memplan.spec.job import Job

@@ -7,7 +7,6 @@ from memplan.resolve.classes import check_checkpoints
 from memplan.resolve.freezing import tower_rests
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import Base
-from memplan.resolve.storage import Split
 from memplan.spec.groups import Checkpointing
 from memplan.spec.job import Job
 from memplan.spec.layer import Layer
@@ -16,7 +15,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.spec.recipe import Recipe
 from memplan.spec.recompute import EVERY, Recompute, counts_of, every_nth, is_by_layer
-from memplan.tables.styles import OffloadStyle, SavedBy
+from memplan.tables.styles import SavedBy
 from memplan.tables.trainer import Trainer, version_key
 
 POLICIES = {
@@ -262,35 +261,3 @@ def _check_policy(policy: SavedBy, job: Job, spec: ModelSpec, quantised: bool, w
 
 def _groups_heads(mixer: object) -> bool:
     return isinstance(mixer, Attention) and mixer.num_kv_heads != mixer.num_heads
-
-
-def offloads_activations(job: Job, trainer: Trainer, split: Split, notes: Notes) -> OffloadStyle:
-    """How activations wait on the host. InvalidJob for what has no offload on one GPU."""
-    for name, why in (
-        ("optimizer", "outside DeepSpeed no trainer modelled here moves optimizer states alone"),
-        ("parameters", "outside DeepSpeed and FSDP no trainer modelled here moves the weights that it trains"),
-        ("reference", f"say {REFERENCE_OFFLOADS}, with a trainer that swaps its reference in"),
-    ):
-        with_weights = split.is_fsdp and "parameters" in job.offload  # FSDP's cpu_offload moves states with the weights
-        elsewhere = (split.is_deepspeed or with_weights) and name != "reference"
-        if name in job.offload and not elsewhere and not (trainer.megatron and name == "optimizer"):
-            raise InvalidJob(f"offload: {name} is not modelled ({why})", "use offload: activations, or leave it out")
-    if "activations" not in job.offload:
-        return ""
-    several = split.ranks > 1 and trainer.name != "prime-rl"
-    if several or trainer.megatron or job.images is not None:
-        what = "over several GPUs" if several else "with images" if job.images is not None else "in Megatron"
-        raise InvalidJob(f"offload: activations {what} is not modelled yet", "leave offload out")
-    if trainer.name in ("trl", "torchtune", "prime-rl"):
-        notes.assume(
-            f"offload: activations as {trainer.title} does it: saved tensors of 1 KiB or more go to pinned memory on a "
-            "stream of their own, the last five of them wait, one saved again meanwhile stays on the card"
-        )
-        return "trl"
-    if trainer.name != "pytorch":
-        raise InvalidJob(f"offload: {trainer.title} does not offload activations", "use trainer trl or pytorch")
-    notes.assume(
-        "offload: activations by torch.autograd.graph.save_on_cpu around forward and loss: every saved tensor, weights "
-        "included, once for each node that saves it"
-    )
-    return "torch"

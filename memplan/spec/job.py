@@ -270,7 +270,7 @@ class Job(Frozen):
     allocator: Allocator = Allocator.model_construct()
     """Settings of PyTorch's caching allocator."""
     offload: Offloaded = ()
-    """What lives on the host; activations, and under DeepSpeed the optimizer and, in stage 3, the parameters."""
+    """On the host: activations, or checkpoints, and under DeepSpeed the optimizer and, in stage 3, the parameters."""
     rollout: Rollout | None = None
     """What the policy generates for online methods: groups, lengths, and the engine that does it."""
     sync: Sync = Sync.model_construct()

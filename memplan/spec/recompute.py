@@ -15,7 +15,7 @@ COUNTED = ("full", "keep-attention", "selective", "keep-matmuls")
 are not checkpointed. keep-attention keeps attention's output, selective what the trainer's policy does, keep-matmuls
 every matmul's too; in this order, from what is made again most to what is least."""
 MOST_LAYERS = 10_000
-OFFLOADABLE = ("activations", "optimizer", "parameters", "reference")
+OFFLOADABLE = ("activations", "checkpoints", "optimizer", "parameters", "reference")
 
 
 def every_nth(value: str) -> int:

@@ -32,7 +32,7 @@ data set; or a second model on the host, swapped in for its forward."""
 PassStyle = Literal["plain", "checkpoint", "reentrant", "no-grad"]
 """How one pass goes through its layers: with a graph that saves what backward needs; checkpointed by
 ``torch.utils.checkpoint`` with saved-tensor hooks; by its ``CheckpointFunction``; or forward alone."""
-OffloadStyle = Literal["", "torch", "trl", "unsloth"]
+OffloadStyle = Literal["", "torch", "trl", "unsloth", "inputs"]
 """How saved tensors go to the host: not at all; ``save_on_cpu``; TRL's ``OffloadActivations``, on a stream of its own;
 or the inputs of checkpointed layers alone (Unsloth)."""
 SavedBy = Literal["", "products", "attention", "matmuls"]

@@ -84,9 +84,10 @@ def _sees_in_play(recipe: Recipe) -> bool:
 
 
 def _is_offload_played(recipe: Recipe) -> bool:
-    """Nothing on the host, or the inputs of checkpoints alone, by torchtune's and TRL's ``OffloadActivations``."""
+    """Nothing on the host, or the inputs of checkpoints alone, by torchtune's and TRL's ``OffloadActivations``,
+    or LLaMA-Factory's function."""
     again = recipe.checkpointing
-    return not again.offload or (again.offload == "trl" and again.form == "full")
+    return not again.offload or (again.offload in ("trl", "inputs") and again.form == "full")
 
 
 def _crosses_unplayed(recipe: Recipe) -> bool:

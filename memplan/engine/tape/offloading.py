@@ -119,5 +119,9 @@ class Checkpoints(Offload):
     skips = frozenset(["final-norm", "head", "log", "loss", "outputs"])
 
 
-OFFLOADS: dict[OffloadStyle, type[Offload]] = {"torch": Offload, "trl": StreamedOffload, "unsloth": Checkpoints}
+OFFLOADS: dict[OffloadStyle, type[Offload]] = {
+    "torch": Offload,
+    "trl": StreamedOffload,
+    **dict.fromkeys(("unsloth", "inputs"), Checkpoints),
+}
 """A way of packing for each value of ``Mode.offload``."""

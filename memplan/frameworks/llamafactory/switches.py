@@ -2,9 +2,11 @@
 optimizers of its own switches; and which version it is."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
+from memplan.frameworks.common.checkpoints import spec_of
 from memplan.frameworks.common.image_bounds import fill_with_images
 from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.hugging_face.towers import reads_text_alone
@@ -78,9 +80,22 @@ NO_LESS = {
     ),
     "use_badam": ("all weights are counted as trained at once", "optimizer"),
     "use_llama_pro": ("all weights are counted as trained, though only expanded blocks are", "freezing"),
-    "use_unsloth_gc": ("checkpoints on the host are counted on the GPU", "checkpointing"),
 }
 """Switches that take no more than what is counted without them, and what they decide."""
+
+
+def _send_inputs(keys: Keys, draft: Draft) -> None:
+    """Layers' inputs wait on the host, by a function that is as a reentrant checkpoint, whatever ``use_reentrant_gc``
+    says (model_utils/checkpointing.py: get_unsloth_gradient_checkpointing_func)."""
+    key, spec = "use_unsloth_gc", spec_of(draft.said)
+    if draft.said.get("gradient_checkpointing") != "full":
+        return
+    if spec is None or spec.tower is not None or "offload" in draft.values or draft.now("sharding") == "fsdp2":
+        keys.bound(key, "checkpoints on the host are counted on the GPU", "checkpointing")
+        return
+    keys.put("offload", ["checkpoints"], key)
+    draft.values["gradient_checkpointing_reentrant"] = True
+    draft.origins["gradient_checkpointing_reentrant"] = Origin(FILE, f"{keys.settings.where(key)}: {key} true")
 
 
 def read_optimizer(keys: Keys) -> None:
@@ -102,6 +117,8 @@ def read_optimizer(keys: Keys) -> None:
                 "targets": lora_targets(_linears(keys.names(f"{name}_target") or ("all",))),
             }
             keys.put("optimizer_args", settings, f"{name}_rank", flag)
+    if keys.flag("use_unsloth_gc"):
+        keys.draft.finishers["checkpoints"] = partial(_send_inputs, keys)
     for name, (why, decides) in NO_LESS.items():
         if keys.flag(name):
             keys.bound(name, why, decides)

@@ -47,6 +47,8 @@ def _settings(job: Job) -> dict[str, Any]:
                 "optim_target_modules"):  # fmt: skip
         shared.pop(key, None)
     values |= shared | _precision(job)
+    if "checkpoints" in job.offload:
+        values["use_unsloth_gc"] = True
     if job.gradient_checkpointing == "none":
         values["disable_gradient_checkpointing"] = True
     values["use_reentrant_gc"] = job.gradient_checkpointing_reentrant
