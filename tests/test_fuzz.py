@@ -98,7 +98,7 @@ LISTED = ",".join(["1"] * 120_000)
         ("yaml", f"{'k' * 1001}:\n  a: 1\n", "is longer than 1000 characters"),
         ("shell", "x='\n" + "a b\n" * 60_000 + "'\n", "of more than 65536 characters"),
         ("shell", "A=" + "x" * 3900 + "\n" + "a $A $A $A $A\n" * 4000, "more than 5000 commands, or words in them"),
-        ("shell", "".join(f"A{i}=1\na\n" for i in range(2000)), "too many commands and variables"),
+        ("shell", "".join(f"export A{i}=1\na\n" for i in range(2000)), "too many commands and variables"),
     ],
 )
 def test_a_file_that_would_grow_is_refused_before_it_does(form: str, text: str, said: str) -> None:

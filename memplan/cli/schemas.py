@@ -105,7 +105,7 @@ def job_schema() -> Schema:
     for alias, key in ALIASES.items():
         properties[alias] = properties[key] | {"description": f"The same as {key}."}
     for key in SHORTHANDS:
-        properties[key] = {"description": "Short for a setting of lora or quantization."}
+        properties[key] = {"description": "Sets lora or quantization."}
     for key in sorted(TRAINING_ONLY):
         properties[key] = {"description": "Accepted, and without effect on memory."}
     return {"$schema": DIALECT, **schema, "title": "memplan job"}

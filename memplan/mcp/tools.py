@@ -241,7 +241,8 @@ def _short(part: Mapping[str, Any], inner: Mapping[str, list[str]]) -> dict[str,
     text = str(part.get("description", ""))
     head, _, some = text.rstrip(".").partition(": ")
     text = f"{head}." if some and set(some.split(", ")) <= {*names, "…"} else text  # all are named
-    text += f" Keys: {', '.join(names)}." if names else ""
+    default = part.get("default")
+    text += f" Keys: {', '.join(names)}." if names and not isinstance(default, dict) else ""  # a default names them too
     found: dict[str, Any] = {"description": text} if text else {}
     choices = [choice for kind in kinds for choice in kind.get("enum", ())]
     typed = ("object" if "$ref" in kind else kind.get("type") for kind in kinds)
@@ -250,6 +251,6 @@ def _short(part: Mapping[str, Any], inner: Mapping[str, list[str]]) -> dict[str,
         found["examples"] = choices
     if types:
         found["type"] = types[0] if len(types) == 1 else types
-    if part.get("default") not in (None, [], ()):
-        found["default"] = part["default"]
+    if default not in (None, [], ()):
+        found["default"] = default
     return found
