@@ -13,15 +13,7 @@ from memplan.spec.parts import Attention, FeedForward, Norm, Part
 
 def bloom_attention(family: Family, config: Config, window: int | None) -> Attention:
     """Slopes of distance (alibi) instead of positions, added by ``baddbmm``."""
-    return attention_of(
-        config,
-        ("query_key_value", "dense"),
-        biases=(True, True),
-        dropout="attention_dropout",
-        rotary="none",
-        style="bloom",
-        eager_only=True,
-    )
+    return attention_of(config, ("query_key_value", "dense"), rotary="none", style="bloom", eager_only=True)
 
 
 def bloom_feed_forward(family: Family, config: Config) -> list[FeedForward]:
@@ -41,7 +33,7 @@ def mpt_attention(family: Family, config: Config, window: int | None) -> Attenti
     """Slopes of distance added to the scores; no bias anywhere, whatever no_bias says."""
     dropout = mpt_dropout(config)
     clip = section(config).get("clip_qkv")
-    made = attention_of(config, ("Wqkv", "out_proj"), biases=(False, False), rotary="none", split_qkv=True)
+    made = attention_of(config, ("Wqkv", "out_proj"), (False, False), dropout="", rotary="none", split_qkv=True)
     update = {"dropout": dropout, "clipped": bool(clip), "style": "mpt", "mask_form": "boolean", "eager_only": True}
     return made.model_copy(update=update)
 

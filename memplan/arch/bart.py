@@ -33,9 +33,7 @@ def feed_forward(family: Family, config: Config) -> list[FeedForward]:
 def attention(family: Family, config: Config, window: int | None) -> Attention:
     """Queries, keys, values and output, each with a bias."""
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
-    return attention_of(
-        config, names, (True, True), dropout="attention_dropout", rotary="none", style="bart", eager_only=False
-    )
+    return attention_of(config, names, rotary="none", style="bart", eager_only=False)
 
 
 def of_stack(name: str, spec: ModelSpec, positions: int, norm: Norm) -> Part:

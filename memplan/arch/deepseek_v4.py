@@ -160,13 +160,12 @@ def with_streams(spec: ModelSpec, config: Config) -> ModelSpec:
     """Compressors, and the connections that mix ``hc_mult`` residual streams around attention and experts."""
     streams, h = config.integer("hc_mult"), spec.hidden_size
     weights = (2 + streams) * streams
-    connection = Part(
-        tensors=(
-            Bare(name="fn", shape=(weights, streams * h), itemsize=FP32),
-            Bare(name="base", shape=(weights,), itemsize=FP32),
-            Bare(name="scale", shape=(3,), itemsize=FP32),
-        )
-    )
+
+    def mixing(prefix: str, rows: int, scales: int) -> Part:
+        shapes = {"fn": (rows, streams * h), "base": (rows,), "scale": (scales,)}
+        return Part(tensors=tuple(Bare(name=f"{prefix}{k}", shape=shape, itemsize=FP32) for k, shape in shapes.items()))
+
+    connection = mixing("", weights, 3)
     runs = []
     for run in spec.runs:
         mixer = run.layer.mixer
@@ -176,16 +175,9 @@ def with_streams(spec: ModelSpec, config: Config) -> ModelSpec:
         update = {"extra": (*made, connection, connection), "norms": norms, "streams": streams, "form": "hyper"}
         update["stream_rounds"] = config.integer("hc_sinkhorn_iters")
         runs.append(run.but(layer=run.layer.model_copy(update=update)))
-    head = Part(
-        tensors=(
-            Bare(name="hc_fn", shape=(streams, streams * h), itemsize=FP32),
-            Bare(name="hc_base", shape=(streams,), itemsize=FP32),
-            Bare(name="hc_scale", shape=(1,), itemsize=FP32),
-        )
-    )
     hashed = sum(run.count for run in spec.runs if run.layer.experts and run.layer.experts.routing.hashed)
-    whole: dict[str, Any] = {"runs": tuple(runs), "extra": (head,), "front": ("streams",), "rotary_sets": 2}
-    whole["final_norm"] = wide_norm("norm", h)
+    whole: dict[str, Any] = {"runs": tuple(runs), "front": ("streams",), "rotary_sets": 2}
+    whole |= {"extra": (mixing("hc_", streams, 1),), "final_norm": wide_norm("norm", h)}
     whole["buffer_bytes"] = hashed * spec.vocab_size * config.integer("num_experts_per_tok") * 8
     return with_checkpoint_notes(spec.model_copy(update=whole), config)
 

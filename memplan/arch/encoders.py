@@ -47,9 +47,7 @@ def table(name: str, rows: int, width: int) -> Bare:
 def bert_attention(family: Family, config: Config, window: int | None) -> Attention:
     """Three linears and an output with biases; the softmax stays in the model's dtype."""
     names = ("query", "key", "value", "dense")
-    return attention_of(
-        config, names, (True, True), dropout="attention_probs_dropout_prob", rotary="none", style="encoder"
-    )
+    return attention_of(config, names, dropout="attention_probs_dropout_prob", rotary="none", style="encoder")
 
 
 bert_feed_forward = plain("dense", "dense")
@@ -147,7 +145,7 @@ def electra_finish(spec: ModelSpec, config: Config) -> ModelSpec:
 def distilbert_attention(family: Family, config: Config, window: int | None) -> Attention:
     """As BERT's, by other names."""
     names = ("q_lin", "k_lin", "v_lin", "out_lin")
-    return attention_of(config, names, (True, True), dropout="attention_dropout", rotary="none", style="encoder")
+    return attention_of(config, names, rotary="none", style="encoder")
 
 
 def distilbert_finish(spec: ModelSpec, config: Config) -> ModelSpec:

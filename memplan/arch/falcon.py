@@ -44,6 +44,7 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
         ("query_key_value", "dense"),
         biases=(bias, bias),
         kv_heads=kv_heads,
+        dropout="",
         rotary="none" if alibi else "half",
         mask_form="heads" if alibi else "always",
         style="falcon-alibi" if alibi else "falcon-groups" if new else "falcon",

@@ -21,7 +21,6 @@ def starcoder2_attention(family: Family, config: Config, window: int | None) -> 
         biases=(bias, bias),
         head_dim=attention.head_dim(config),
         kv_heads=attention.num_kv_heads(config, nullable=False),
-        dropout="attention_dropout",
         window=window,
     )
 
@@ -41,7 +40,6 @@ def nemotron_attention(family: Family, config: Config, window: int | None) -> At
         biases=(bias, bias),
         head_dim=width,
         kv_heads=attention.num_kv_heads(config, nullable=False),
-        dropout="attention_dropout",
         **rotary(config, width),
     )
 
@@ -53,8 +51,6 @@ def persimmon_attention(family: Family, config: Config, window: int | None) -> A
     return attention_of(
         config,
         ("query_key_value", "dense"),
-        biases=(True, True),
-        dropout="attention_dropout",
         norms=norms if config.flag("qk_layernorm") else (),
         **rotary(config, width),
         rotary_inline=True,
@@ -79,7 +75,6 @@ def stablelm_attention(family: Family, config: Config, window: int | None) -> At
         ("q_proj", "k_proj", "v_proj", "o_proj"),
         biases=(bias, False),
         kv_heads=kv_heads,
-        dropout="attention_dropout",
         norms=norms if config.flag("qk_layernorm") else (),
         **rotary(config, width),
         rotary_inline=True,

@@ -35,10 +35,10 @@ row = partial(Family, norm_kind="layer", norm_bias=True, probabilities_key="", a
 def attention_of(
     config: Config,
     names: tuple[str, ...],
-    biases: tuple[bool, bool],
+    biases: tuple[bool, bool] = (True, True),
     head_dim: int | None = None,
     kv_heads: int | None = None,
-    dropout: str = "",
+    dropout: str = "attention_dropout",
     **fields: Any,
 ) -> Attention:
     """Softmax attention whose linears have these names: q, k, v, out; or qkv, out.

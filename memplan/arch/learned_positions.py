@@ -23,7 +23,6 @@ def gpt2_attention(family: Family, config: Config, window: int | None) -> Attent
     made = attention_of(
         config,
         ("c_attn", "c_proj"),
-        biases=(True, True),
         dropout="attn_pdrop",
         rotary="none",
         split_qkv=True,
@@ -60,13 +59,7 @@ def bigcode_attention(family: Family, config: Config, window: int | None) -> Att
     """One key and value head for all queries, or as many, fused with q."""
     kv_heads = 1 if config.flag("multi_query") else None
     return attention_of(
-        config,
-        ("c_attn", "c_proj"),
-        biases=(True, True),
-        kv_heads=kv_heads,
-        dropout="attn_pdrop",
-        rotary="none",
-        split_qkv=True,
+        config, ("c_attn", "c_proj"), kv_heads=kv_heads, dropout="attn_pdrop", rotary="none", split_qkv=True
     )
 
 
@@ -76,7 +69,6 @@ def neo_attention(family: Family, config: Config, window: int | None) -> Attenti
         config,
         ("q_proj", "k_proj", "v_proj", "out_proj"),
         biases=(False, True),
-        dropout="attention_dropout",
         rotary="none",
         style="gpt-neo",
         eager_only=True,
@@ -121,12 +113,7 @@ def opt_attention(family: Family, config: Config, window: int | None) -> Attenti
     """Queries are scaled before the kernel; biases by enable_bias."""
     bias = config.flag("enable_bias")
     return attention_of(
-        config,
-        ("q_proj", "k_proj", "v_proj", "out_proj"),
-        biases=(bias, bias),
-        dropout="attention_dropout",
-        rotary="none",
-        style="opt",
+        config, ("q_proj", "k_proj", "v_proj", "out_proj"), biases=(bias, bias), rotary="none", style="opt"
     )
 
 

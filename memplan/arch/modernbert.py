@@ -28,9 +28,7 @@ def modernbert_windows(config: Config) -> list[int | None]:
 def modernbert_attention(family: Family, config: Config, window: int | None) -> Attention:
     """Wqkv, cut by ``unbind``; q and k turn in fp32."""
     bias = config.flag("attention_bias")
-    made = attention_of(
-        config, ("Wqkv", "Wo"), (bias, bias), dropout="attention_dropout", window=window, split_qkv=True
-    )
+    made = attention_of(config, ("Wqkv", "Wo"), (bias, bias), window=window, split_qkv=True)
     if made.head_dim % 2:
         raise config.wrong("hidden_size", "an even multiple of num_attention_heads", config.value("hidden_size"))
     return made.but(style="modernbert")

@@ -22,7 +22,6 @@ def neox_attention(family: Family, config: Config, window: int | None) -> Attent
         config,
         ("query_key_value", "dense"),
         biases=(bias, bias),
-        dropout="attention_dropout",
         split_qkv=True,
         **rotary(config, width_of_head(config), "rotary_pct"),
     )
@@ -74,10 +73,8 @@ def phi_attention(family: Family, config: Config, window: int | None) -> Attenti
     return attention_of(
         config,
         ("q_proj", "k_proj", "v_proj", "dense"),
-        biases=(True, True),
         head_dim=width,
         kv_heads=attention.num_kv_heads(config, nullable=True),
-        dropout="attention_dropout",
         norms=norms if config.flag("qk_layernorm") else (),
         **rotary(config, width),
         rotary_inline=True,

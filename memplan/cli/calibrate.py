@@ -1,7 +1,7 @@
 """memplan calibrate: a machine's own rates out of measured runs, for --calibration."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options
@@ -64,12 +64,15 @@ def calibrate(values: Mapping[str, Any]) -> int:
     if starts:
         found = found._replace(calibration=found.calibration.but(engine=_constants(starts)))
     data = _data(runs, found)
-    Output("json" if values.get("json") else "table").write(
-        Result(lambda: data, lambda width: list(blocks(runs, found)))
-    )
-    if to is not None:
+    return _told(values, data, blocks(runs, found), f"plan MODEL --gpu {gpu.name}")
+
+
+def _told(values: Mapping[str, Any], data: dict[str, Any], rows: Iterable[Any], use: str) -> int:
+    """The calibration shown and, where it is asked for, written, with the command that takes it."""
+    Output("json" if values.get("json") else "table").write(Result(lambda: data, lambda width: list(rows)))
+    if (to := values.get("calibration_to")) is not None:
         write_report(to, json.dumps(data, indent=1) + "\n", bool(values.get("force")))
-        note(f"written: {to}; now: memplan plan MODEL --gpu {gpu.name} --calibration {to}")
+        note(f"written: {to}; now: memplan {use} --calibration {to}")
     return EXIT_DONE
 
 
@@ -107,14 +110,8 @@ def _engine_alone(starts: "list[tuple[Log, Engine]]", values: Mapping[str, Any])
     if values.get("gpu") is None:
         raise UsageError("calibrate which card?", "name it, such as --gpu h100-80gb")
     found = Calibration(gpu=find_gpu(str(values["gpu"])).name, runs=0, engine=_constants(starts))
-    data, to = {"schema_version": 1, **found.model_dump(mode="json")}, values.get("calibration_to")
-    Output("json" if values.get("json") else "table").write(
-        Result(lambda: data, lambda width: list(engine_blocks(found)))
-    )
-    if to is not None:
-        write_report(to, json.dumps(data, indent=1) + "\n", bool(values.get("force")))
-        note(f"written: {to}; now: memplan estimate MODEL --method generate --gpu {found.gpu} --calibration {to}")
-    return EXIT_DONE
+    data = {"schema_version": 1, **found.model_dump(mode="json")}
+    return _told(values, data, engine_blocks(found), f"estimate MODEL --method generate --gpu {found.gpu}")
 
 
 def _runs(values: Mapping[str, Any]) -> "list[Run]":

@@ -1,5 +1,6 @@
 """Bounds under what a recipe needs, which searches ask for before its whole price."""
 
+from collections.abc import Callable
 from math import inf
 
 from memplan.engine.allocator.events import slack_of
@@ -17,9 +18,13 @@ from memplan.spec.recipe import Recipe
 def floor(recipe: Recipe, enough: float = inf) -> int:
     """Bytes that the fullest class of ranks holds of model states alone: less than any of its meters says. Of a
     pipeline the ends and the middle are asked, and no further one than the first with more than is ``enough``."""
-    most = 0
+    return fullest(recipe, states_alone, 0, enough)
+
+
+def fullest(recipe: Recipe, held: Callable[[Recipe], int], most: int, enough: float) -> int:
+    """The most of ``most`` and of what ranks hold by classes; none is asked behind the first with more than enough."""
     for of in few_classes(recipe):
-        most = max(most, states_alone(of.recipe))
+        most = max(most, held(of.recipe))
         if most > enough:
             break
     return most
@@ -76,11 +81,7 @@ def at_least(recipe: Recipe, enough: float = inf) -> int:
     most = held_at_least(recipe)
     if not most or recipe.in_megatron:
         return most
-    for of in few_classes(recipe):
-        most = max(most, _partly(of.recipe))
-        if most > enough:
-            break
-    return most
+    return fullest(recipe, _partly, most, enough)
 
 
 def first_stage(recipe: Recipe) -> int:

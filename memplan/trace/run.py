@@ -213,9 +213,7 @@ class _State:
         after = evaluation_of(self.recipe)
         if after is None:
             return
-        if (
-            after.loss.head == "liger"
-        ):  # skips logits while it trains (liger-kernel 0.8.5 transformers/model: lce_forward)
+        if after.loss.head == "liger":  # skips logits while it trains (liger-kernel 0.8.5 transformers/model)
             after = after._replace(loss=after.loss._replace(head="cross-entropy"))
         self.progress("evaluation")
         self.policy.eval()

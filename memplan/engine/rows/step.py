@@ -84,10 +84,8 @@ def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[i
     """(elements, bytes of each) of the temporaries, over the element sizes of what is stepped.
 
     foreach takes one dtype at a time, but its loop's variables hold the copies of the one before."""
-    optimizer = recipe.optimizer.row
-    if (
-        recipe.optimizer.implementation == "loop" and optimizer.rule != "muon" and not optimizer.gathers
-    ):  # all dtypes in one loop
+    optimizer, impl = recipe.optimizer.row, recipe.optimizer.implementation
+    if impl == "loop" and optimizer.rule != "muon" and not optimizer.gathers:  # all dtypes in one loop
         smallest = min(holds.stepped_itemsize(recipe, weight) for weight in trained)
         return loop_bytes(recipe, stepped_tensors(recipe, trained, holds)) // smallest, smallest
     sizes = {}
@@ -95,6 +93,4 @@ def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[i
         same = [weight for weight in trained if holds.stepped_itemsize(recipe, weight) == itemsize]
         sizes[itemsize] = step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
     smallest = min(sizes)
-    return (
-        sum(sizes.values()) if recipe.optimizer.implementation == "foreach" else max(sizes.values())
-    ) // smallest, smallest
+    return (sum if impl == "foreach" else max)(sizes.values()) // smallest, smallest

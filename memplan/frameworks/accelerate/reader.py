@@ -156,9 +156,7 @@ def _sharding(keys: Keys, over: Keys, kind: str, processes: int) -> None:
     elif kind == "MEGATRON_LM":
         keys.warn("distributed_type", "Megatron under accelerate is not modelled")
     elif kind in MULTI or (over.flag("multi_gpu") and not kind) or (not kind and processes > 1):
-        if (
-            processes != 1
-        ):  # DeepSpeed or FSDP of the training's own arguments is stronger (TrainingArguments: deepspeed)
+        if processes != 1:  # DeepSpeed or FSDP of the training's own arguments is stronger (TrainingArguments)
             text = f"{keys.settings.where('distributed_type')}: {kind}" if kind else "accelerate launch on several GPUs"
             keys.draft.put("sharding", "ddp", Origin(DEFAULT, text))
     elif kind not in ("NO", ""):

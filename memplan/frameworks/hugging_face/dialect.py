@@ -164,13 +164,11 @@ def _targets(dialect: Dialect, asked: bool) -> str | list[str]:
         if not asked:
             keys.draft.ask("lora", keys.settings.where(), what, "add --lora-targets, such as --lora-targets all-linear")
         return "all-linear"
-    names = tuple(part.strip("[]'\" ,") for part in keys.names(name) or ())
-    if any(
-        part[-1:] == "," for part in keys.names(name) or () if len(names) > 1
-    ):  # --lora_target_modules q_proj, v_proj
-        keys.draft.bound(
-            name, keys.settings.where(name), "PEFT finds no name with its comma: it is counted", "adapters"
-        )
+    parts = keys.names(name) or ()
+    names = tuple(part.strip("[]'\" ,") for part in parts)
+    if len(parts) > 1 and any(part[-1:] == "," for part in parts):  # --lora_target_modules q_proj, v_proj
+        why = "PEFT finds no name with its comma: it is counted"
+        keys.draft.bound(name, keys.settings.where(name), why, "adapters")
     if len(names) == 1 and re.search(r"[\\^$*(|]", names[0]):
         names = module_names(names[0]) or names
     odd = [part for part in names if not re.fullmatch(r"[\w.-]+", part)]

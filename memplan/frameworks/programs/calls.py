@@ -51,10 +51,9 @@ def function(run: Run, callee: Function, args: list[Any], named: dict[str, Any],
     if copied or ALL_LINEAR.fullmatch(callee.node.name):
         run.done.add(id(callee.node))
         return False if copied else "all-linear"
-    if (
-        isinstance(callee.bound, Thing) and callee.bound.last in PARSERS and callee.node.name in PARSER
-    ):  # a copy of H4's
-        return PARSER[callee.node.name](Call(run, args, named, {}, place, callee.node, callee.bound, callee.node.name))
+    owner, name = callee.bound, callee.node.name
+    if isinstance(owner, Thing) and owner.last in PARSERS and name in PARSER:  # a copy of H4's
+        return PARSER[name](Call(run, args, named, {}, place, callee.node, owner, name))
     return run.invoke(callee, args, named, place)
 
 

@@ -168,17 +168,12 @@ def _entropy(keys: Keys) -> None:
         keys.put("entropy", "metric", f"{ACTOR}calculate_entropy")
     elif trained:
         keys.put("entropy", trained)
-    elif (
-        keys.framework.title == "EasyR1" and not scored
-    ):  # nor of its scores (verl/workers/actor/dp_actor.py: compute_log_prob)
+    elif keys.framework.title == "EasyR1" and not scored:  # nor of its scores (dp_actor.py: compute_log_prob)
         keys.put("entropy", "unscored")
     for at in (ACTOR, f"{ACTOR}fsdp_config."):
-        if (
-            keys.flag(f"{at}entropy_checkpointing") and keys.draft.values.get("entropy") == "loss"
-        ):  # else it does nothing
-            keys.bound(
-                f"{at}entropy_checkpointing", "what the entropy holds for its gradient is counted as held", "loss"
-            )
+        again = f"{at}entropy_checkpointing"
+        if keys.flag(again) and keys.draft.values.get("entropy") == "loss":  # else it does nothing
+            keys.bound(again, "what the entropy holds for its gradient is counted as held", "loss")
         if keys.flag(f"{at}{CHUNKED}"):
             keys.draft.finishers[CHUNKED] = partial(_chunked, keys, f"{at}{CHUNKED}")
 

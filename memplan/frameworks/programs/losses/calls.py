@@ -151,13 +151,9 @@ def _method(walk: Walk, owner: Any, name: str, node: ast.Call) -> Any:
 def _of_object(walk: Walk, owner: Bound, name: str, node: ast.Call) -> Any:
     """A method of an object of the program's own; of its trainer those of a library that make nothing."""
     found = walk._of_object(owner, name)
-    if isinstance(found, Model):
-        return _run(walk, found, node)
-    args, named = _arguments(walk, node)
-    if isinstance(found, Function):
-        return walk.inline(found, args, named)
-    if isinstance(found, Bound):
-        return _module(walk, found, args, named)
+    if isinstance(found, (Model, Function, Bound)):
+        return _of(walk, found, name, node)
+    args, _ = _arguments(walk, node)
     if name == "label_smoother":
         return smoothed(walk, args)
     if name in OF_TRAINER or name in operations.KNOWN["ignored"] or name in HANDS_ON:
