@@ -113,6 +113,14 @@ def test_the_largest_is_exact(seed: int) -> None:
         low, most = random_.randint(1, 20), random_.randint(1, 3000)
         limit = random_.randint(0, 3200)
         assert largest(partial(ge, limit), low, most) == max(low - 1, min(limit, most))
+        slope, curve, step = random_.randint(1, 9), random_.randint(0, 2), random_.randint(1, 99)
+        for short in (1, slope):  # what it misses by at the least is told of some, and nothing of others
+
+            def room(size: int, by: tuple[int, int, int] = (limit, slope, curve), short: int = short) -> int:
+                left = by[1] * (by[0] - size) + by[2] * (by[0] ** 2 - size**2)
+                return left + 1 if left >= 0 else left // short if size % 3 else 0
+
+            assert largest(room, low, most, step) == max(low - 1, min(limit, most))
 
 
 AXES: dict[str, tuple[Any, ...]] = {

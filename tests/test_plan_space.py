@@ -397,13 +397,13 @@ def test_what_is_missing_at_least() -> None:
     small = fitted(gpu="4GiB", margin=0.25)
     pricing = Pricing(FREE)
     assert pricing.short_at_least(small) == 0
-    assert pricing.fits(small)
+    assert pricing.room(small) > 0
     large = fitted(gpu="4GiB", margin=0.25, model="qwen3-0.6b")
     assert large.hardware.gpu is not None
     allowed = int(large.hardware.gpu.usable_bytes * 0.75)
     lean = pricing.variants(large)[-1][1]
     assert pricing.short_at_least(large) == at_least(lean) - allowed > 0
-    assert not pricing.fits(large)
+    assert pricing.room(large) == -pricing.short_at_least(large, quickly=True) < 0
     assert pricing.fewest(large) == []
     assert [priced.keys for priced in pricing.fewest(small)] == [{}]
     assert pricing.of(large).short >= pricing.short_at_least(large)

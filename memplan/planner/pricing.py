@@ -261,9 +261,14 @@ class Pricing:
         passes = (each.meters.needs.high + each.meters.outside.high for each in every)
         yield Update(max(each.to_fit.high for each in every), max(passes))
 
-    def fits(self, recipe: Recipe) -> bool:
-        """Whether it does with all that costs nothing."""
-        return not self.short_at_least(recipe, quickly=True) and self._at_least(recipe).fits
+    def room(self, recipe: Recipe) -> int:
+        """Bytes of the card, at the least 1, that are left with all that costs nothing; below 0 those that miss at
+        least, and 0 where it does not fit for another reason."""
+        if short := self.short_at_least(recipe, quickly=True):
+            return -short
+        priced = self._at_least(recipe)
+        left = allowed_of(priced.recipe) - priced.bytes
+        return max(1, left) if priced.fits else min(0, left)
 
     def fewest(self, recipe: Recipe) -> list[Priced]:
         """Every set of what costs nothing with which it fits, and nothing of which can be left out."""

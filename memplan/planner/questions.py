@@ -217,11 +217,11 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
         if each.under in done:
             continue
 
-        def accepts(size: int, each: Candidate = each) -> bool:
+        def accepts(size: int, each: Candidate = each) -> int:
             try:
-                return pricing.fits(at(builder, each, size))
+                return pricing.room(at(builder, each, size))
             except MemplanError:
-                return False
+                return 0
 
         found = room = largest(accepts, value + 1, most, step)
         while found > value and not _is_legal(builder, each, key, found):

@@ -217,16 +217,20 @@ def front(
     return found
 
 
-def largest(accepts: Callable[[int], bool], low: int, most: int, step: int = 1) -> int:
+def largest(accepts: Callable[[int], int], low: int, most: int, step: int = 1) -> int:
     """The largest whole number from ``low`` to ``most`` that is accepted, where all below an accepted one are; ``low``
-    less one where none is. Steps that double, the first of them ``step``, then halving."""
-    if low > most or not accepts(low):
+    less one where none is. ``accepts``: 0 where not; else, or below 0, by how much. Steps that double, the first of
+    them ``step``, then where a line through both ends comes to nothing, each third time half way."""
+    if low > most or (more := accepts(low)) <= 0:
         return low - 1
-    good, bad = low, most + 1
-    while good < most and bad > most:
-        further = min(good + step, most)
-        good, bad, step = (further, bad, 2 * step) if accepts(further) else (good, further, step)
+    good, bad, less, turn = low, most + 1, 0, 0
     while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if accepts(middle) else (good, middle)
+        if bad > most:
+            tried, step = min(good + step, most), 2 * step
+        elif (turn := turn + 1) % 3 and less:
+            tried = min(max(good + (bad - good) * more // (more - less), good + 1), bad - 1)
+        else:
+            tried = (good + bad) // 2
+        room = accepts(tried)
+        good, more, bad, less = (tried, room, bad, less) if room > 0 else (good, more, tried, room)
     return good
