@@ -155,6 +155,19 @@ def test_instances_of_the_optimizer_reduce_across_and_gather_within(row: tuple[i
     assert stepped_elements(found, sizes) == pytest.approx(copies / (64 / tensor))
 
 
+@over([(64, 2, False), (512, 2, False), (4096, 8, True), (16384, 32, True)])
+def test_instances_are_faster_where_rings_are_long(row: tuple[int, int, bool]) -> None:
+    """No fewer bytes cross the network, and each rank steps more."""
+    gpus, copies, faster = row
+    settings = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    one, more = (
+        recipe(**{**OPTIMIZERS, "num_gpus": gpus}, megatron={**settings, "num_distributed_optimizer_instances": count})
+        for count in (1, copies)
+    )
+    on = card(find_gpu("h100-80gb"))
+    assert (seconds(more, on) < seconds(one, on)) is faster
+
+
 def test_instances_copy_spread_experts_over_the_ranks_that_hold_them() -> None:
     """Eight copies of an expert's part, one a node: of two instances each reduces among four, then across both."""
     one, two = (

@@ -35,6 +35,8 @@ JOBS: list[dict[str, Any]] = [
      "megatron": {"cp_comm_type": "a2a", "moe_expert_capacity_factor": 1.5, "moe_expert_imbalance": 2.0}},
     {"model": "qwen3-30b-a3b", "num_gpus": 8, "expert_parallel": 8, "gradient_checkpointing": "selective",
      "megatron": {"recompute_modules": ["moe_act", "layernorm"]}},
+    {"model": "llama-3.1-8b", "num_gpus": 4096, "tensor_parallel": 2, "megatron":
+     {"num_distributed_optimizer_instances": 4, "overlap_grad_reduce": True, "overlap_param_gather": True}},
     {"model": "glm-4.5-air", "num_gpus": 64, "expert_parallel": 8, "tensor_parallel": 2},
     {"model": "qwen1.5-moe-a2.7b", "num_gpus": 8},
     {"model": "deepseek-v3", "num_gpus": 256, "expert_parallel": 32, "pipeline_parallel": 8,

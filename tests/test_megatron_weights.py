@@ -222,3 +222,6 @@ def test_copies_of_the_optimizers_states_are_shared_among_fewer_ranks() -> None:
     assert four["gradients"] == pytest.approx(one["gradients"], rel=0.01)
     with pytest.raises(InvalidJob, match="3 copies over 16"):
         estimate({**job, "megatron": {"num_distributed_optimizer_instances": 3}})
+    settings = {"num_distributed_optimizer_instances": 4, "reduce_scatter_with_fp32_accumulation": True}
+    with pytest.raises(InvalidJob, match="refuses it beside copies"):
+        estimate({**job, "megatron": settings})

@@ -17,7 +17,7 @@ from memplan.planner import plan
 from memplan.planner.axes import values
 from memplan.planner.candidates import Candidates, Floored, Refused, same_training
 from memplan.planner.changes import sets
-from memplan.planner.degrees import LEAST_TOKENS, Keys, divisors, is_native, native, twos
+from memplan.planner.degrees import INSTANCES, LEAST_TOKENS, Keys, copied, divisors, is_native, native, twos
 from memplan.planner.planning import job_input, pricing_of, question, search
 from memplan.planner.pricing import FREE, ROWS, Priced, Pricing, has_flash
 from memplan.planner.rejected import _miss, absences
@@ -69,6 +69,42 @@ def test_powers_of_two_and_divisors() -> None:
     assert is_native({"sharding": "fsdp2", "context_parallel": 2})
     assert not is_native({"sharding": "fsdp2", "tensor_parallel": 1, "pipeline_parallel": None})
     assert not is_native({"sharding": "zero3", "tensor_parallel": 2})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "layout", "copies"),
+    [
+        (1024, {}, None),
+        (2048, {"tensor_parallel": 2}, None),
+        (2048, {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}, None),
+        (2048, {}, 4),
+        (4096, {"tensor_parallel": 2, "pipeline_parallel": 1}, 4),
+        (16384, {"context_parallel": 16, "pipeline_parallel": 2}, 16),
+        (100_000, {"pipeline_parallel": 4}, 50),
+        (2053, {}, None),
+        (4096, {"expert_parallel": 1024, "expert_tensor_parallel": 1}, None),
+        (4096, {"expert_parallel": 64, "expert_tensor_parallel": 1}, 8),
+    ],
+)
+def test_states_of_more_than_a_thousand_ranks_also_in_copies(gpus: int, layout: Keys, copies: int | None) -> None:
+    """The fewest that leave 512 ranks or fewer to share, and divide those of the experts too."""
+    found = copied({**layout, "megatron": {"overlap_grad_reduce": True}}, gpus)
+    assert [each["megatron"].get(INSTANCES) for each in found] == ([copies] if copies else [])
+    assert all({**each, "megatron": None} == {**layout, "megatron": None} for each in found)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "megatron_keys", "counts"),
+    [
+        ("megatron", {}, {1, 4}),
+        ("megatron", {INSTANCES: 2}, {1}),
+        ("megatron", {"reduce_scatter_with_fp32_accumulation": True}, {1}),
+        ("megatron-swift", {}, {1}),
+    ],
+)
+def test_copies_are_tried_where_they_can_be_told(trainer: str, megatron_keys: Keys, counts: set[int]) -> None:
+    found = megatron(space(trainer=trainer, num_gpus=2048, pipeline_parallel=1, megatron=megatron_keys))
+    assert {keys["megatron"].get(INSTANCES, 1) for keys in found} == counts
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from memplan.planner.degrees import (
+    INSTANCES,
     LEAST_TOKENS,
     LONG,
     MOST_CHUNKS,
@@ -18,6 +19,7 @@ from memplan.planner.degrees import (
     MOST_TENSOR,
     Keys,
     chunks,
+    copied,
     native,
     parts_of_experts,
     twos,
@@ -199,16 +201,16 @@ def megatron(space: Space) -> list[Keys]:
     trainer = megatron_trainer(space)
     if trainer is None:
         return []
-    spreads = space.vendor == "nvidia" and trainer_of(space, trainer).can_be_told("moe_token_dispatcher_type", "flex")
-    spreads = spreads and "moe_token_dispatcher_type" not in space.job.megatron.model_fields_set
-    overlaps = {key: value for key, value in OVERLAPS.items() if key not in space.job.megatron.model_fields_set}
+    own, of = space.job.megatron.model_fields_set, trainer_of(space, trainer)
+    spreads = of.can_be_told("moe_token_dispatcher_type", "flex") and "moe_token_dispatcher_type" not in own
+    spreads = spreads and space.vendor == "nvidia"
+    copies = of.can_be_told(INSTANCES, True) and not own & {INSTANCES, "reduce_scatter_with_fp32_accumulation"}
+    overlaps = {key: value for key, value in OVERLAPS.items() if key not in own}
     contexts = [c for c in twos(MOST_CONTEXT) if c == 1 or space.job.sequence_length // c >= LEAST_TOKENS]
-    lacks = trainer_of(space, trainer).methods.lacks.get(space.job.method, ())
+    lacks = of.methods.lacks.get(space.job.method, ())
     contexts = [1] if "context_parallel" in lacks else _fixed(space, "context_parallel", contexts)
-    chunked = "virtual_pipeline" not in lacks
-    laid = trainer_of(space, trainer).can_be_told("pipeline_model_parallel_layout", True)
-    mtp = space.job.megatron.mtp_num_layers if laid else None
-    wanted = space.fixed.get("virtual_pipeline") if chunked else 1
+    mtp = space.job.megatron.mtp_num_layers if of.can_be_told("pipeline_model_parallel_layout", True) else None
+    wanted = 1 if "virtual_pipeline" in lacks else space.fixed.get("virtual_pipeline")
     falls = {p: list(_falls(layers, p, mtp, wanted)) for p in range(1, most + 1)}
     for t, p, c in product(tensors, falls, contexts):
         if space.gpus % (t * p * c):
@@ -227,7 +229,7 @@ def megatron(space: Space) -> list[Keys]:
                 keys["expert_tensor_parallel"] = n
             if space.per_node < e <= MOST_SPREAD and spreads:
                 keys["megatron"] = {**keys["megatron"], "moe_token_dispatcher_type": "flex"}
-            found.append(keys)
+            found += [keys, *(copied(keys, space.gpus) if copies else ())]
     return found
 
 

@@ -35,7 +35,7 @@ def layout_name(keys: Mapping[str, Any]) -> str:
     if keys.get("trainer", "megatron") != "megatron":
         name += f" ({keys['trainer']})"
     degrees = [f"{short} {keys[key]}" for key, short in DEGREES if (keys.get(key) or 1) > 1]
-    kept, fsdp = [], keys.get("fsdp") or {}
+    kept, fsdp, settings = [], keys.get("fsdp") or {}, keys.get("megatron") or {}
     again = keys.get("reshard_after_forward")
     if again is False and (keys.get("pipeline_parallel") or 1) == 1:
         kept.append("without resharding")
@@ -43,11 +43,12 @@ def layout_name(keys: Mapping[str, Any]) -> str:
         kept.append(f"resharding to {again}")
     if keys.get("sync_each_batch"):
         kept.append("reducing every micro-step")
-    if fsdp.get("replicate"):
-        kept.append(f"with {fsdp['replicate']} replicas")
+    copies = fsdp.get("replicate") or settings.get("num_distributed_optimizer_instances")
+    if copies:
+        kept.append(f"with {copies} replicas")
     if fsdp.get("cpu_offload"):
         kept.append("offloaded")
-    if (keys.get("megatron") or {}).get("moe_token_dispatcher_type") == "flex":
+    if settings.get("moe_token_dispatcher_type") == "flex":
         kept.append("by the flex dispatcher")
     return " ".join([name, *degrees, *kept])
 

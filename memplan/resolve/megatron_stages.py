@@ -131,4 +131,9 @@ def instances(degrees: Parallel, settings: Megatron, sharding: str) -> Parallel:
             f"({degrees.expert_shards} of experts), {sharding}",
             "use sharding: distributed-optimizer, and a divisor of the ranks",
         )
+    if copies > 1 and settings.reduce_scatter_with_fp32_accumulation:
+        raise InvalidJob(
+            "megatron.reduce_scatter_with_fp32_accumulation: megatron-core refuses it beside copies of the states",
+            "leave num_distributed_optimizer_instances out",
+        )
     return degrees._replace(replicas=copies)
