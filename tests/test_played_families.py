@@ -90,6 +90,8 @@ BY_LEDGER = {
     "ranks-2045-014": "each of two forwards has its own gradient of FSDP1's root, which was whole in between",
     "ranks-2045-015": "FSDP1 lets go of what accumulated when the base has run as the reference",
     "ranks-2045-039": "layers of Gemma 4's audio tower, which nothing gathers",
+    "ranks-2051-014": "FSDP1 without original parameters pads a copy of what three ranks do not share evenly",
+    "unseen-2051-024": "stacked experts that autocast does not cast: gradients of two forwards meet at the weight",
     "ranks-2042-041": "FSDP2's last all-gather is gone when logits are copied for the log",
 }
 

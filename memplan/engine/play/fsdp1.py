@@ -4,6 +4,7 @@ torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward
 ``_reduce_grad``) and _flat_param.py (``_alloc_padded_unsharded_flat_param``)."""
 
 from collections import deque
+from collections.abc import Callable
 
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.sharding import LAUNCHES, Group
@@ -202,19 +203,21 @@ class Fsdp1(Fsdp2):
         del grad
         self.tape.record(flat, REDUCING)
         stored = self.rules.magnitude if param.name.endswith(".magnitude") else self.rules.adapter
-        shard = self._scattered(elements, used, stored)
+        size, part = elements * self.rules.reduced, ceil_div(elements, self.rules.ranks)
+        shard = self._scattered(size, part * self.rules.reduced, part * stored, used, "{} of adapters".format)
         if not self.rules.cpu_offload:
             self.alone.setdefault(param, shard)
 
-    def _scattered(self, elements: int, used: int, stored: int) -> Tensor:
-        """``_reduce_grad``: a cast beside the flat gradient, and the rank's part, which is cast to the dtype of the
-        stored weights (``_cast_grad_to_param_dtype``)."""
-        reduce, part = self.rules.reduced, ceil_div(elements, self.rules.ranks)
-        cast = self._new(elements * reduce * (reduce != used), "cast of an adapter", "buffers", REDUCING)
-        shard = self._new(part * reduce, "reduced gradients of adapters", "gradients", REDUCING)
-        if reduce != stored:
-            shard = self._new(part * stored, "shards of gradients of adapters", "gradients", REDUCING)
-        del cast
+    def _scattered(self, size: int, part: int, stored: int, used: int, named: Callable[[str], str]) -> Tensor:
+        """``_reduce_grad``: a cast beside the flat gradient, a copy that ranks share evenly where they do not that
+        (``_get_reduce_scatter_tensors``), the part, its cast to what is stored (``_cast_grad_to_param_dtype``)."""
+        reduce, ranks = self.rules.reduced, self.rules.ranks
+        uneven = not self.rules.aligned and size // reduce % ranks > 0
+        made = [self._new(size * (reduce != used), named("cast"), "buffers", REDUCING)]
+        made += [self._new(size * uneven, named("padded copy"), "buffers", REDUCING)]
+        shard = self._new(part, named("reduced gradients"), "gradients", REDUCING)
+        if round(reduce * stored / max(1, part)) != reduce:  # but for padding, of another dtype
+            shard = self._new(stored, named("shards of gradients"), "gradients", REDUCING)
         return shard
 
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
@@ -272,14 +275,11 @@ class Fsdp1(Fsdp2):
         if not self.reduces:
             group.waiting = [waiting or flat]
             return
-        unit, reduce = group.unit, self.rules.reduced
-        cast = self._new(unit.reduced * (reduce != self.rules.used), group.named("cast"), "buffers", REDUCING)
-        shard = self._new(unit.reduced // self.rules.ranks, group.named("reduced gradients"), "gradients", REDUCING)
-        if round(reduce * unit.shard / max(1, shard.dim.elements)) != reduce:  # but for padding, of another dtype
-            shard = self._new(unit.shard, group.named("shards of gradients"), "gradients", REDUCING)
+        unit, part = group.unit, group.unit.reduced // self.rules.ranks
+        shard = self._scattered(unit.reduced, part, unit.shard, self.rules.used, group.named)
         if group.shard is None and not self.rules.cpu_offload:
             group.shard = shard
-        del cast, flat, waiting  # what autograd added to the one that waited lives until the hook returns
+        del flat, waiting  # what autograd added to the one that waited lives until the hook returns
 
     def _summed(self, came: list[Tensor | None]) -> Tensor | None:
         """The first, to which the others are added in place, as on a card; under a dispatch mode they are not."""

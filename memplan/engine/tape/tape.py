@@ -197,9 +197,9 @@ class Tape:
 
     def await_others(self) -> None:
         """The gradients that another graph of the same backward left, which ran back before, wait for this one's: those
-        of casts that both share, or of all weights."""
-        if self.gradient_mode in ("meet", "join"):
-            self.awaited = {weight: weight.itemsize for weight in self.leaves}
+        of casts that both share and of what is used uncast, or of all weights."""
+        if self.gradient_mode in ("meet", "join") or self.awaited:
+            self.awaited = {weight: weight.itemsize for weight in self.leaves} | self.awaited
         for weight, itemsize in self.awaited.items():
             self.waiting[weight] = self.gradient((weight.dim, itemsize), OTHER_GRAPH)
 
@@ -265,14 +265,14 @@ class Tape:
         if grad is None:
             return
         mode = self.gradient_mode
-        if mode == "keep":
+        waits = self.waiting.pop(param, None)
+        if mode == "keep" and waits is None:
             self.gradients.append(grad)
-        elif mode in ("sum", "meet", "join"):
-            waits = self.waiting.pop(param, None)
+        elif mode in ("sum", "meet", "join") or waits is not None:
             if not self.in_place:
                 grad = self.new(grad.dim, grad.itemsize, "sum of weight gradients", category="gradients")
             del waits  # the engine's buffer holds the sum from now on
-            if mode == "join":
+            if mode in ("keep", "join"):
                 self.gradients.append(grad)
         elif isinstance(mode, Fused):
             taken = self.gradients if mode.waits else [grad]

@@ -55,6 +55,8 @@ class Rules(NamedTuple):
     """FSDP2: a hook behind each reduction steps on the shards that it leaves, one after another."""
     copies: int
     """Of a shard, that such a step makes."""
+    aligned: bool
+    """FSDP1: original parameters are flattened to a multiple of the ranks (``_init_flat_param_and_metadata``)."""
 
     @property
     def leaves_behind(self) -> bool:
@@ -105,6 +107,7 @@ def rules_of(recipe: Recipe) -> Rules:
         recipe.model.family in NAMING_MIXERS,
         recipe.fused_backward is not None,
         recipe.fused_backward.half // 2 if recipe.fused_backward else 0,
+        fsdp.use_orig_params,
     )
 
 
