@@ -67,7 +67,7 @@ class Era(NamedTuple):
     """The engine's estimate of the graphs, which is taken from the cache, over what they take."""
     whole_prompts: bool = False
     """A prompt up to 32,768 tokens is one forward, whatever else is said (V0 without chunked prefill), and any beside
-    what it does not divide (``resolve/engines.py``: undivided)."""
+    what it does not divide (``resolve/engines.py``: forward_tokens)."""
     strands: bool = False
     """Where it can sleep, weights that loading replaces (for a kernel's layout, or quantised there) stay in its pool as
     PyTorch's, so that the cache is given their place a second time."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Param, Tensor
+from memplan.engine.tape.graph import Grads, Param, Tensor, in_turn
 from memplan.engine.tape.tape import Tape
 
 LABEL = "activation"
@@ -67,14 +67,7 @@ def where(tape: Tape, condition: Tensor, a: Tensor, b: Tensor, label: str) -> Te
 def expm1(tape: Tape, x: Tensor) -> Tensor:
     """Saves its result; the gradient is ``grad * (result + 1)`` (tools/autograd/derivatives.yaml)."""
     dim, itemsize, out = x.dim, x.itemsize, tape.new(x.dim, x.itemsize, LABEL)
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        beside = t.gradient((dim, itemsize))
-        made = t.gradient((dim, itemsize))
-        del beside
-        return (made,)
-
-    return Tensor(dim, itemsize, out.storage, tape.node((x,), (out,), backward))
+    return Tensor(dim, itemsize, out.storage, tape.node((x,), (out,), in_turn(*[(dim, itemsize)] * 2)))
 
 
 def xielu(tape: Tape, x: Tensor, trained: bool = True) -> Tensor:

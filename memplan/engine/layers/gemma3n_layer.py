@@ -10,7 +10,7 @@ from memplan.engine.layers.mixers import mix
 from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import subtract
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Grads, Tensor, in_turn
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.layer import Layer
@@ -126,14 +126,8 @@ def deviation(tape: Tape, x: Tensor, row: Dim) -> Tensor:
     """``x.std(-1)``: saves x and its result; backward holds x less its mean, and the product with the gradient."""
     size = (x.dim, x.itemsize)
     out = tape.new(row, x.itemsize, "deviations of rows")
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        centred = t.gradient(size)
-        result = t.gradient(size)
-        del centred  # ``self - self.mean()`` is a temporary of its product (FunctionsManual.cpp: var_backward)
-        return (result,)
-
-    return Tensor(row, x.itemsize, out.storage, tape.node((x,), (x, out), backward))
+    back = in_turn(size, size)  # ``self - self.mean()`` of its product (FunctionsManual.cpp: var_backward)
+    return Tensor(row, x.itemsize, out.storage, tape.node((x,), (x, out), back))
 
 
 def correct(p: Pass, layer: Layer, predictions: Tensor, activated: Tensor) -> Tensor:

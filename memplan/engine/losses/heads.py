@@ -11,9 +11,8 @@ from memplan.engine.layers.modules import Pass
 from memplan.engine.losses.scored import checkpointed
 from memplan.engine.programs import Programs
 from memplan.engine.tape import loss_ops, ops, routing_ops
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Tensor, in_turn
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tape.tape import Tape
 from memplan.engine.tape.turns import played, turns
 from memplan.spec.groups import Loss, LossCode
 from memplan.units import by_name, words_of
@@ -105,15 +104,9 @@ def stacked(p: Pass, logits: Tensor, reference: Tensor) -> Tensor:
     tape, dim = p.tape, logits.dim
     whole = Dim(dim.symbol, 2 * dim.elements)
     both = ops.concatenate(tape, (logits,), whole, "logits of policy and reference")
-    itemsize = both.itemsize
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        zeros = t.gradient((dim, itemsize), "zeros of the reference's half")
-        joined = t.gradient((whole, itemsize), "joined gradients")
-        del zeros
-        return (joined,)
-
-    return Tensor(dim, itemsize, both.storage, tape.node((both,), (), backward))
+    zeros = dim, both.itemsize, "zeros of the reference's half"
+    back = in_turn(zeros, (whole, both.itemsize, "joined gradients"))
+    return Tensor(dim, both.itemsize, both.storage, tape.node((both,), (), back))
 
 
 def stacked_log_softmax(p: Pass, logits: Tensor, rows: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import loss_ops, ops, routing_ops
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Grads, Tensor, in_turn
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -106,16 +106,8 @@ def one_hot(p: Pass, logits: Tensor, rows: int) -> Tensor:
     del shifted
     clone = tape.new(dim, itemsize, "log-softmax")
     del clone
-
-    def backward(t: Tape, grads: Grads) -> Grads:
-        hot = t.gradient((dim, 8), "one-hot labels in int64")
-        chosen = t.gradient((dim, 8), "one-hot labels in int64")
-        del hot
-        result = t.gradient((dim, ops.FP32))
-        del chosen
-        return (result,)
-
-    node = tape.node((logits,), (softmax,), backward)
+    hot = dim, 8, "one-hot labels in int64"
+    node = tape.node((logits,), (softmax,), in_turn(hot, hot, (dim, ops.FP32)))
     return tape.new(p.dim("1", 1), itemsize, "log-probabilities", node)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from memplan.engine.layers.attention.fused_kernel import fused_attention, within_backward
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Tensor
+from memplan.engine.tape.graph import Grads, Tensor, in_turn
 from memplan.engine.tape.ops import FP32
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -37,14 +37,8 @@ def gathered(p: Pass, x: Tensor) -> Tensor:
     tape, part, itemsize = p.tape, x.dim, x.itemsize
     whole = Dim(part.symbol, part.elements * p.mode.tensor)
     output = tape.new(whole, itemsize, "all-gathered sequence")
-
-    def backward(t: Any, grads: Any) -> Any:
-        ordered = t.gradient((whole, itemsize))
-        result = t.gradient((part, itemsize))
-        del ordered  # the reduce-scatter has read it
-        return (result,)
-
-    result = tape.new(whole, itemsize, "sequence joined again", tape.node((x,), (), backward))
+    back = in_turn((whole, itemsize), (part, itemsize))  # the reduce-scatter has read the first
+    result = tape.new(whole, itemsize, "sequence joined again", tape.node((x,), (), back))
     del output
     return result
 
@@ -56,15 +50,8 @@ def scattered(p: Pass, x: Tensor) -> Tensor:
     tape, whole, itemsize = p.tape, x.dim, x.itemsize
     part = Dim(whole.symbol, whole.elements // p.mode.tensor)
     ordered = tape.new(whole, itemsize, "sums to be scattered")
-
-    def backward(t: Any, grads: Any) -> Any:
-        output = t.gradient((whole, itemsize))
-        result = t.gradient((whole, itemsize))
-        del output
-        return (result,)
-
-    label = "summed part of the sequence"
-    result = tape.result("reduce-scatter", part, itemsize, label, tape.node((x,), (), backward))
+    label, back = "summed part of the sequence", in_turn(*[(whole, itemsize)] * 2)
+    result = tape.result("reduce-scatter", part, itemsize, label, tape.node((x,), (), back))
     del ordered
     return result
 

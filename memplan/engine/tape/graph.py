@@ -98,6 +98,19 @@ Grads = Sequence["Tensor | None"]
 Backward = Callable[["Tape", "list[Tensor | None]"], Grads]
 
 
+def in_turn(*made: tuple[Dim, int] | tuple[Dim, int, str]) -> Backward:
+    """A backward that makes these (dim, itemsize, label) one after another, each while the one before is there; the
+    last is the gradient."""
+
+    def backward(t: Tape, grads: list[Tensor | None]) -> Grads:
+        result = None
+        for each in made:
+            result = t.gradient(each[:2], *each[2:])
+        return (result,)
+
+    return backward
+
+
 class Tensor:
     """A view of a storage, with its place in the graph."""
 
