@@ -121,3 +121,17 @@ def test_an_evaluation_finds_the_parts_that_the_batch_before_left(method: str) -
     sizes = events.sizes
     assert sum(sizes[:begin]) + max(accumulate(sizes[begin:])) == pytest.approx(most[4], rel=1e-3)
     assert most[4] > most[True]
+
+
+def test_a_recurrence_leaves_the_states_of_training_to_an_evaluation() -> None:
+    """A trace of this job: 302,742,528 bytes, in the first layer, beside what the others' last states hold."""
+    model = {
+        "model_type": "recurrent_gemma", "vocab_size": 8000, "num_hidden_layers": 5, "num_attention_heads": 8,
+        "num_key_value_heads": 1, "hidden_size": 1024, "intermediate_size": 3072, "lru_width": 1024,
+        "attention_window_size": 2048, "conv1d_width": 4, "logits_soft_cap": 30.0,
+        "block_types": ["recurrent", "recurrent", "attention"], "tie_word_embeddings": True,
+    }  # fmt: skip
+    how = {"method": "sft", "trainer": "pytorch", "precision": "bf16", "attention": "sdpa", "eval_batch_size": 3}
+    how |= {"num_gpus": 2, "sharding": "fsdp2", "gradient_checkpointing": "full", "gradient_accumulation_steps": 2}
+    found = build_report(resolve(read_job({"model": model, "batch_size": 1, "sequence_length": 512} | how)))
+    assert found.per_gpu.phases["evaluate"] == pytest.approx(302_742_528, rel=1e-4)

@@ -68,7 +68,8 @@ class Parts:
     @cached_property
     def step_passes(self) -> tuple[tuple[TracedPass, str], ...]:
         """Those of the step that an evaluation comes after."""
-        return tuple(stages(self.recipe._replace(evaluating=False))) if self.recipe.evaluating else ()
+        of, batch = self.recipe, self.recipe.batch
+        return tuple(stages(of._replace(evaluating=False, batch=batch.step or batch))) if of.evaluating else ()
 
     @cached_property
     def backwards(self) -> tuple[str, ...]:
@@ -161,7 +162,7 @@ def _enter_passes(ledger: Ledger, parts: Parts) -> None:
     for traced, point in parts.passes:
         if point == "forward":
             PassRows(traced, ledger).enter_forward()
-            enter_shared(ledger, recipe, traced)
+            enter_shared(ledger, recipe, traced, lambda: parts.step_passes)
             enter_choices(ledger, traced)
             enter_kernels(ledger, recipe, traced)
             enter_tower_forward(ledger, traced, recipe.loss.keeps_outputs)

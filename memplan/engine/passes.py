@@ -3,7 +3,7 @@
 Layers of one kind are traced once. Instants of backward are those of the last layer, the first, and the worst of every
 other kind."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 from operator import add
@@ -143,6 +143,10 @@ class TracedPass:
             point: alive.size + self.beside("backward", i, point) for point, alive in self.layers[i].backward.items()
         }
         return max(sizes, key=lambda point: sizes[point], default="")
+
+
+Step = Callable[[], Sequence[tuple[TracedPass, str]]]
+"""Passes of a step, each with its half, for who asks."""
 
 
 def shares(plan: PassPlan) -> bool:

@@ -16,7 +16,7 @@ def evaluation_of(recipe: Recipe) -> Recipe | None:
     """The recipe of the evaluation's passes; None where the job evaluates nothing."""
     if not recipe.batch.eval_size:
         return None
-    batch = recipe.batch._replace(size=recipe.batch.eval_size, accumulation=1)
+    batch = recipe.batch._replace(size=recipe.batch.eval_size, accumulation=1, step=recipe.batch)
     if batch.longest:
         batch = batch._replace(
             sequence_length=batch.longest, completion_length=min(batch.completion_length, batch.longest)

@@ -219,6 +219,8 @@ class Batch(NamedTuple):
     eval_kept: int = 0
     """Batches of it whose logits wait on the card at once."""
     eval_examples: int = 0  # whose logits the host keeps
+    step: "Batch | None" = None
+    """Of an evaluation: what the step before it took."""
     longest: int = 0
     """Tokens of the longest sequence of a packed row; 0 where rows are sequences."""
     scoring: int = 0

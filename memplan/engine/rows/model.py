@@ -3,7 +3,7 @@
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.sharding import KeptGradients
 from memplan.engine.pass_plan import keys_of_images
-from memplan.engine.passes import TracedPass
+from memplan.engine.passes import Step, TracedPass
 from memplan.engine.rows.embedding import enter_beside_images, enter_front, enter_front_backward, enter_probabilities
 from memplan.engine.rows.outputs import scored
 from memplan.spec.recipe import Recipe
@@ -152,8 +152,9 @@ def mask_ends(traced: TracedPass, windows: list[int | None], forward: str) -> di
     return ends
 
 
-def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
-    """What all layers share: attention masks, the embedding's output (a local of forward), rotary tables."""
+def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass, step: Step) -> None:
+    """What all layers share: attention masks, the embedding's output (a local of forward), rotary tables. ``step``: as
+    ``enter_crossing`` asks for it."""
     plan, name = traced.plan, traced.plan.name
     inside, end = f"{name}.layer-forward", f"{name}.forward"
     windows, size = made_masks(recipe, traced)
@@ -169,7 +170,7 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
     if traced.stack is not None:
         from memplan.engine.rows.shared import enter_crossing
 
-        enter_crossing(ledger, recipe, traced)
+        enter_crossing(ledger, recipe, traced, step)
     enter_beside_images(ledger, traced)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.sharding import KeptGradients
-from memplan.engine.passes import TracedPass
+from memplan.engine.passes import Step, TracedPass
 from memplan.engine.rows.embedding import table_behind_tower
 from memplan.engine.tape.tags import Tag
 from memplan.engine.traces import AFTER, BACKWARD, END, FORWARD, OUTSIDE, REDUCED, TAIL, TURN, Moment, Shared, Stack
@@ -36,13 +36,13 @@ def instants_of(ledger: Ledger, traced: TracedPass, stack: Stack) -> Iterator[tu
         last = instant
 
 
-def enter_crossing(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
-    """A row for each tag and life."""
+def enter_crossing(ledger: Ledger, recipe: Recipe, traced: TracedPass, step: Step) -> None:
+    """A row for each tag and life. ``step``: the passes of the step that an evaluation comes after."""
     stack, rows = traced.stack, Counter[tuple[Tag, str, str, str]]()
     if stack is None:
         return
     instants = list(instants_of(ledger, traced, stack))
-    for each in stack.shared:
+    for each in _found(traced, stack, step):
         alive = [instant for instant, place in instants if each.first <= place <= each.last]
         if each.first < 0:
             alive = _from_before(ledger, recipe, instants[0][0], alive)
@@ -55,6 +55,16 @@ def enter_crossing(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         ledger.add(f"{tag.label}, {life}", tag.category, size, born, dies).formula(
             f"tensors × bytes × {tag.symbol}", count, tag.itemsize, tag.elements
         ).since("made in one layer or before all of them, and alive while others run", SOURCE)
+
+
+def _found(traced: TracedPass, stack: Stack, step: Step) -> Iterator[Shared]:
+    """What is shared. An evaluation finds what a pass that trains has left, and lets go of it as of what is its own."""
+    own = sorted({each.last for each in stack.shared if each.first < 0})
+    before = [each.stack for each, _ in step() if each.plan.name == traced.plan.name and each.stack] if own else []
+    left = [each for each in before[-1].shared if each.first < 0] if before else []
+    ends = dict(zip(sorted({each.last for each in left}), own, strict=False))
+    yield from (each._replace(last=ends[each.last]) for each in left if each.last in ends)
+    yield from (each for each in stack.shared if each.first >= 0 or not left)
 
 
 def _from_before(ledger: Ledger, recipe: Recipe, first: str, alive: list[str]) -> list[str]:
