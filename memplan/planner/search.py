@@ -219,14 +219,14 @@ def front(
 
 def largest(accepts: Callable[[int], int], low: int, most: int, step: int = 1) -> int:
     """The largest whole number from ``low`` to ``most`` that is accepted, where all below an accepted one are; ``low``
-    less one where none is. ``accepts``: 0 where not; else, or below 0, by how much. Steps that double, the first of
-    them ``step``, then where a line through both ends comes to nothing, each third time half way."""
+    less one where none is. ``accepts``: 0 where not; else, or below 0, by how much. Steps, ``step`` first and each 8
+    times the one before, then where a line through both ends comes to nothing, each third time half way."""
     if low > most or (more := accepts(low)) <= 0:
         return low - 1
     good, bad, less, turn = low, most + 1, 0, 0
     while bad - good > 1:
         if bad > most:
-            tried, step = min(good + step, most), 2 * step
+            tried, step = min(good + step, most), 8 * step
         elif (turn := turn + 1) % 3 and less:
             tried = min(max(good + (bad - good) * more // (more - less), good + 1), bad - 1)
         else:
