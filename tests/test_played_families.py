@@ -92,6 +92,7 @@ BY_LEDGER = {
     "ranks-2045-039": "layers of Gemma 4's audio tower, which nothing gathers",
     "ranks-2051-014": "FSDP1 without original parameters pads a copy of what three ranks do not share evenly",
     "unseen-2051-024": "stacked experts that autocast does not cast: gradients of two forwards meet at the weight",
+    "unseen-2051-012": "hidden states that a reference's outputs hold stand beside the head's product",
     "ranks-2042-041": "FSDP2's last all-gather is gone when logits are copied for the log",
 }
 

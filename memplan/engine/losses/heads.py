@@ -15,9 +15,11 @@ from memplan.engine.tape.graph import Tensor, in_turn
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.turns import played, turns
 from memplan.spec.groups import Loss, LossCode
+from memplan.spec.model import ModelSpec
 from memplan.units import by_name, words_of
 
 Program = Callable[[Pass, Tensor, int], Tensor]
+STATES = "hidden states of the outputs"
 
 
 class Head(NamedTuple):
@@ -59,6 +61,11 @@ class Head(NamedTuple):
     def code(self) -> LossCode:
         """What the trainer's code does in this pass."""
         return self.loss.code
+
+    def before_last(self, spec: ModelSpec) -> int:
+        """Of the hidden states' bytes, those of all but the last, which goes into the head."""
+        there = self.code.hidden_states and not self.narrow
+        return self.hidden_bytes * spec.num_layers // (spec.num_layers + 1) * there
 
 
 NO_HEAD = Head(Loss(head="hidden"))

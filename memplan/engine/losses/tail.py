@@ -8,7 +8,7 @@ from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.modules import Pass, norm, project, weight_of
 from memplan.engine.layers.moe.load_balancing_loss import load_balancing_loss
 from memplan.engine.losses import heads
-from memplan.engine.losses.heads import Head
+from memplan.engine.losses.heads import STATES, Head
 from memplan.engine.losses.scored import FUSED_PROGRAMS, Scored
 from memplan.engine.parallel.sequence import gathered
 from memplan.engine.tape import loss_ops, ops, routing_ops
@@ -86,6 +86,7 @@ def tail_forward(
 def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple[Pass, list[Tensor], Tensor]:
     """The pass over what is projected, states that forward names, and the logits. Takes the states off the list."""
     tape, hidden = p.tape, inputs.pop()
+    _earlier = tape.new(p.dim("h·L", head.before_last(spec)), 1, STATES) if head.hidden_bytes else None
     if head.projected:
         p, hidden = project_completions(p, spec, hidden, head.projected)
     hidden = gathered(p, hidden)
@@ -155,10 +156,9 @@ def _loss(
         tape.leave_autocast()
         tape.autocast = 0
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.loss.to_fp32 else logits
-    states = "hidden states of the outputs"
     if head.narrow and p.mode.residual_itemsize < ops.FP32:
-        inputs.append(tape.new(p.dim("h·L", head.hidden_bytes // 2), 1, states))
-    hidden_states = [tape.new(p.dim("h·L", head.hidden_bytes), 1, states)] if head.hidden_bytes else []
+        inputs.append(tape.new(p.dim("h·L", head.hidden_bytes // 2), 1, STATES))
+    hidden_states = [tape.new(p.dim("h·L", head.hidden_bytes), 1, STATES)] if head.hidden_bytes else []
     inputs.clear()  # ``logits = logits.float()``: the model's own live on where ``logits`` or a node holds them
     logits = scores if head.code.frees_logits else logits
     whole = [scores] if head.code.holds_logits else []
