@@ -4,16 +4,9 @@ As transformers 5.23 builds it (``models/falcon/configuration_falcon.py``, ``mod
 
 from collections.abc import Callable
 
+from memplan.arch import layer_norm_parts as parts
 from memplan.arch.config import Config
 from memplan.arch.decoder import PRE_NORMS, Family, build
-from memplan.arch.layer_norm_parts import (
-    attention_of,
-    common_name,
-    inner,
-    plain_feed_forward,
-    row,
-    with_layers,
-)
 from memplan.arch.reading import width_of_head
 from memplan.arch.routed import is_true
 from memplan.spec.model import ModelSpec
@@ -39,7 +32,7 @@ def falcon_attention(family: Family, config: Config, window: int | None) -> Atte
         raise config.wrong(
             "hidden_size", "an even number of elements for each head, which rotary turns", config.integer("hidden_size")
         )
-    made = attention_of(
+    made = parts.attention_of(
         config,
         ("query_key_value", "dense"),
         biases=(bias, bias),
@@ -60,8 +53,8 @@ def _adding(linears: tuple[Linear, ...]) -> tuple[Linear, ...]:
 
 def falcon_feed_forward(family: Family, config: Config) -> list[FeedForward]:
     """dense_h_to_4h and dense_4h_to_h of ffn_hidden_size, or else 4 h."""
-    width, bias = inner(config, "ffn_hidden_size"), is_true(config, "bias")
-    made = plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, bias)
+    width, bias = parts.inner(config, "ffn_hidden_size"), is_true(config, "bias")
+    made = parts.plain_feed_forward(family, config, ("dense_h_to_4h", "dense_4h_to_h"), width, bias)
     one = made[0].but(linears=_adding(made[0].linears))
     return [one] * len(made)  # all alike: one object, so that equal layers are one run
 
@@ -87,7 +80,7 @@ def falcon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
             *(("mixer",) if config.drops("attention_dropout", nullable=True) else ()),
             *(("feed-forward",) if drop else ()),
         )
-    return with_layers(
+    return parts.with_layers(
         spec,
         norms=norms,
         form="parallel-branches" if parallel else "pre",
@@ -97,7 +90,7 @@ def falcon_finish(spec: ModelSpec, config: Config) -> ModelSpec:
 
 
 ROWS = (
-    row(
+    parts.row(
         model_type="falcon",
         feed_forward=falcon_feed_forward,
         mixer=falcon_attention,
@@ -105,4 +98,4 @@ ROWS = (
         finish=falcon_finish,
     ),
 )
-FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {"falcon": lambda raw: build(ROWS[0], common_name(raw))}
+FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {"falcon": lambda raw: build(ROWS[0], parts.common_name(raw))}

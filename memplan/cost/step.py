@@ -9,6 +9,7 @@ lag, uneven experts, what DTensor adds to the host's time for each operation."""
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memplan.cost import traffic
 from memplan.cost.host import EXPERT_LINEARS, on_host
 from memplan.cost.links import Links, links
 from memplan.cost.optimizer import (
@@ -27,16 +28,6 @@ from memplan.cost.rates import Device, Rates
 from memplan.cost.shape import Shape, looped, shape_of, without_training
 from memplan.cost.stages import Shares, predictors, shares
 from memplan.cost.tower import tower_pass
-from memplan.cost.traffic import (
-    Data,
-    Sizes,
-    context_parallel,
-    data_parallel,
-    expert_parts,
-    pipeline,
-    rings,
-    waited_for,
-)
 from memplan.cost.work import ModelWork, model_work
 from memplan.spec.recipe import Recipe
 
@@ -85,8 +76,8 @@ class Prepared(NamedTuple):
     work: ModelWork
     shape: Shape
     over: Links
-    sizes: Sizes
-    data: Data
+    sizes: traffic.Sizes
+    data: traffic.Data
     ending: float
     """Seconds of the optimizer."""
     of: Shares
@@ -111,7 +102,7 @@ def prepared(recipe: Recipe, device: Device, rates: Rates) -> Prepared:
     work, device = model_work(recipe.model), slowest(device, recipe.parallel.world)
     rates = on_host(rates, device.host, device.chip)
     over, sizes = links(device, rates, recipe.hardware.cluster), _sizes(recipe, work)
-    data, ending = data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
+    data, ending = traffic.data_parallel(recipe, sizes, over), optimizer_seconds(recipe, sizes, device, rates)
     waits = stepped_on_host(recipe) > 0 or is_offloaded(recipe, "activations")
     fetched = fetched_seconds(recipe, sizes, device)
     critic = recipe.others.critic
@@ -152,7 +143,7 @@ def step(recipe: Recipe, device: Device, rates: Rates, ready: Prepared | None = 
     exposed = _waited(max(data.forward, fetched), hidden * forward, rates)
     exposed += _waited(max(data.backward, fetched), hidden * backward, rates)
     once = _waited(data.first, hidden * forward, rates) + _waited(data.last, hidden * backward, rates) + data.after
-    sent = pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
+    sent = traffic.pipeline(recipe, work, over) * (1 - rates.overlap if degrees.virtual > 1 else 1.0)
     each = forward + backward + others + activations + exposed + sent
     bubble = each * (degrees.pipeline - 1) / degrees.virtual
     waiting = host_seconds(recipe, sizes, _saved_bytes(recipe, work, shape), device) if waits else 0.0
@@ -199,14 +190,14 @@ def _activations(recipe: Recipe, work: ModelWork, trained: Pass, over: Links, de
     """Exposed seconds of communication that activations cause in one micro-step: tensor and expert parallelism wait in
     forward, backward and where forward is made again; a ring of keys and values runs beside attention."""
     times = 2 + (trained.again / trained.forward if trained.forward else 0)
-    tensor, experts = waited_for(recipe, work, over, device.memory * rates.memory)
+    tensor, experts = traffic.waited_for(recipe, work, over, device.memory * rates.memory)
     if recipe.trainer.megatron and recipe.megatron.tp_comm_overlap:
         beside = _waited(tensor, rates.overlap * trained.products, rates._replace(contention=COPIED))
         tensor = beside + tensor * UNSPLIT
     waits = (tensor + experts) * times
-    if not rings(recipe):
-        return waits + context_parallel(recipe, work, over) * times
-    ring = context_parallel(recipe, work, over) * (times + 1)
+    if not traffic.rings(recipe):
+        return waits + traffic.context_parallel(recipe, work, over) * times
+    ring = traffic.context_parallel(recipe, work, over) * (times + 1)
     return waits + _waited(ring, trained.attention * (times + 1), rates)
 
 
@@ -260,12 +251,12 @@ def _scored(
     return passes[rows].forward + head_pass(recipe, work, device, rates).forward * heads
 
 
-def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
+def _sizes(recipe: Recipe, work: ModelWork) -> traffic.Sizes:
     """Elements of weights, and of trained ones, that one rank of a (tensor, pipeline, expert) part has."""
     degrees = recipe.parallel
     experts = sum(count * each.expert_stored for count, each in work.layers)
     dense = work.elements - experts
-    split = degrees.expert * expert_parts(recipe)
+    split = degrees.expert * traffic.expert_parts(recipe)
     held = dense / degrees.tensor + experts / split
     weights = held / degrees.pipeline
     layers = sum(count for count, _ in work.layers) / degrees.pipeline
@@ -276,7 +267,7 @@ def _sizes(recipe: Recipe, work: ModelWork) -> Sizes:
     bits = recipe.quantised.scheme.bits if recipe.quantised else 0.0
     itemsize = recipe.numerics.itemsize
     each = itemsize + packed / work.elements * (bits / 8 - itemsize) if work.elements else itemsize
-    return Sizes(weights, each, trained, layers, modules, experts / split / held if held else 0.0)
+    return traffic.Sizes(weights, each, trained, layers, modules, experts / split / held if held else 0.0)
 
 
 def _saved_bytes(recipe: Recipe, work: ModelWork, shape: Shape) -> float:

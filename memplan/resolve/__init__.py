@@ -1,6 +1,7 @@
 """Job -> Recipe: where every auto ends, and where each value's origin is written down."""
 
 from memplan.errors import InvalidJob
+from memplan.resolve import rollouts
 from memplan.resolve.adapted_parts import beside_resting_tower
 from memplan.resolve.adapters import adapted_model, check_ends, settled
 from memplan.resolve.attention import attention_form
@@ -23,15 +24,6 @@ from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.phases import evaluated, moments
 from memplan.resolve.quantised import Base, quantised_base
 from memplan.resolve.recompute import checkpointing, with_both_forwards
-from memplan.resolve.rollouts import (
-    beside_teachers,
-    check_teacher,
-    completions_per_example,
-    critic,
-    of_critic,
-    with_own_batch,
-    with_rollout_lengths,
-)
 from memplan.resolve.router_loss import NOTHING_YET, provenance, router_loss
 from memplan.resolve.stopping import warned_of_stops
 from memplan.resolve.storage import precision, sharding
@@ -71,7 +63,7 @@ def resolve_training(given: JobInput) -> Recipe:
 def _trained(given: JobInput) -> Recipe:
     """The recipe of a job that trains."""
     notes = Notes.of(given)
-    job, nodes = with_cluster(with_rollout_lengths(given.job, notes), notes)
+    job, nodes = with_cluster(rollouts.with_rollout_lengths(given.job, notes), notes)
     job = with_framework(with_stage(job, notes), notes)
     method, trainer, spec = what_trains(given, job, notes)
     check_lengths(job, method)
@@ -84,7 +76,7 @@ def _trained(given: JobInput) -> Recipe:
     degrees = replicated(job, split, parallel(job, trainer, split, spec, notes))
     base = quantised_base(job, trainer, spec, precision(job, trainer, spec, split, adapts, notes), split, notes)
     loss, entropy = head(job, method, trainer, base.stored, split, adapts, notes)
-    check_teacher(job, method, spec, split, base.stored.precision.dtype)
+    rollouts.check_teacher(job, method, spec, split, base.stored.precision.dtype)
     others = other_models(job, method, trainer, base, split, spec, adapts, notes)
     whole, spec = spec, in_units(frozen_model(job, trainer, spec, notes), job, trainer, base.stored, split, notes)
     check_positions(said, spec, notes)
@@ -102,10 +94,10 @@ def _trained(given: JobInput) -> Recipe:
     adapter = lora.resolved(base.stored, base, trainer, notes) if lora else None
     check_ends(adapter, spec, loss.head, job, split, in_megatron)
     adapter = settled(adapter, split, fsdp, base.stored.precision.weights, notes)
-    others = others._replace(critic=critic(job, trainer, whole, base, split, adapter, notes))
-    group = completions_per_example(job, method, trainer, steps, notes)
+    others = others._replace(critic=rollouts.critic(job, trainer, whole, base, split, adapter, notes))
+    group = rollouts.completions_per_example(job, method, trainer, steps, notes)
     remark_ignored(given.ignored, method, notes)
-    loss = beside_teachers(loss, spec, others)._replace(
+    loss = rollouts.beside_teachers(loss, spec, others)._replace(
         router=router_loss(loss, job, trainer, method, spec, in_megatron, others.reference, notes)
     )
     zero = zero_settings(job, trainer, split, spec, base.stored, chosen.row, notes)
@@ -142,7 +134,9 @@ def _trained(given: JobInput) -> Recipe:
         megatron=megatron_settings(job),
         in_megatron=in_megatron,
     )
-    found = with_own_batch(said, with_both_forwards(found), _of_critic(said, trainer, spec, base, attention, again))
+    found = rollouts.with_own_batch(
+        said, with_both_forwards(found), _of_critic(said, trainer, spec, base, attention, again)
+    )
     check_card(warned_of_stops(found, notes), notes)
     if method.online or method.teacher:
         from memplan.resolve.generation import generator, with_segments  # which no other job loads
@@ -157,7 +151,7 @@ def _of_critic(
     job: Job, trainer: Trainer, spec: ModelSpec, base: Base, attention: str, again: Checkpointing
 ) -> Checkpointing:
     """The critic's own checkpointing; the policy's (``again``) where it says none."""
-    said = of_critic(job)
+    said = rollouts.of_critic(job)
     if said is None or said.gradient_checkpointing in (None, again.form):
         return again
     if said.gradient_checkpointing == "none":

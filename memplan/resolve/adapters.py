@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memplan.errors import InvalidJob, did_you_mean
-from memplan.resolve.adapted_parts import (
-    check_ranks,
-    chosen,
-    linears_of,
-    of_tower,
-    partly_adapted,
-    trained_rows,
-    with_tower,
-)
+from memplan.resolve import adapted_parts
 from memplan.resolve.fsdp import check_flat, upcast
 from memplan.resolve.megatron_adapters import megatron_targets, not_in_megatron, products
 from memplan.resolve.notes import Notes
@@ -114,8 +106,8 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     if trainer.adapters.on_megatron and not not_in_megatron(job, spec, trainer):
         chosen_names, halves = megatron_targets(job.lora, spec, trainer)
         return Targets(job.lora, frozenset(chosen_names), halves, False, (), job.method, second)
-    text, stacked, routers = linears_of(spec)
-    known = text | of_tower(job.lora, spec) - routers
+    text, stacked, routers = adapted_parts.linears_of(spec)
+    known = text | adapted_parts.of_tower(job.lora, spec) - routers
     known |= {spec.head.name, EMBEDDING} if job.lora.targets != ALL_LINEAR else set()
     rewrites = STACKS[spec.family in MIXTRAL_NAMES] if spec.family in EXPERT_FAMILIES else {}  # with experts or not
     everything = ALL_LINEAR in (job.lora.targets, *job.lora.targets)
@@ -128,7 +120,7 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
     given = _by_own_code(named, spec, notes) if named else set()
     if everything:
         given |= known - {spec.head.name, EMBEDDING} | {*rewrites, *([ROUTER] if rewrites else [])}
-    given = chosen(job.lora, given, known, bool(stacked and rewrites), spec, notes)
+    given = adapted_parts.chosen(job.lora, given, known, bool(stacked and rewrites), spec, notes)
     if not given:
         raise InvalidJob("lora.targets: no module named", "use all-linear, or names such as q_proj,v_proj")
     if stacked and everything:
@@ -152,8 +144,8 @@ def adapter(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> Target
             f"lora.{key}: PEFT's ParamWrapper, which adapts stacked experts, works without it",
             f"leave {key} out, or name targets: q_proj,k_proj,v_proj,o_proj",
         )
-    check_ranks(job.lora, names)
-    tokens = trained_rows(job.lora, spec, names)
+    adapted_parts.check_ranks(job.lora, names)
+    tokens = adapted_parts.trained_rows(job.lora, spec, names)
     return Targets(job.lora, frozenset(names), experts, bool(rewrites) and ROUTER in given, tokens, job.method, second)
 
 
@@ -180,7 +172,8 @@ def adapted_model(job: Job, spec: ModelSpec, notes: Notes, trainer: Trainer) -> 
     """What LoRA adapts, and the model with the layers marked in which it adapts nothing."""
     targets = adapter(job, spec, notes, trainer)
     if job.lora:
-        spec = with_tower(partly_adapted(spec, frozenset(job.lora.layers_to_transform)), job.lora)
+        spec = adapted_parts.partly_adapted(spec, frozenset(job.lora.layers_to_transform))
+        spec = adapted_parts.with_tower(spec, job.lora)
     return targets, spec
 
 

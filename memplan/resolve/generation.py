@@ -2,16 +2,7 @@
 
 from memplan.errors import InvalidJob
 from memplan.models import load_model
-from memplan.resolve.engines import (
-    away_of,
-    beside_images,
-    checked,
-    drafted,
-    forward_tokens,
-    level_of,
-    shares_weights,
-    syncing,
-)
+from memplan.resolve import engines
 from memplan.resolve.notes import Notes
 from memplan.resolve.quantised import as_base
 from memplan.spec.generation import Generator, indivisible
@@ -19,15 +10,7 @@ from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.rollout import Rollout
-from memplan.tables.engine_defaults import (
-    LARGE,
-    UNSLOTH_SEQUENCES,
-    UNSLOTH_SHARE,
-    Card,
-    defaults_of,
-    standby_share,
-    taken_by,
-)
+from memplan.tables import engine_defaults as defaults
 from memplan.tables.engines import era_of, version_of
 from memplan.tables.generation import RAY_KILLS, RAY_MOST, RAY_STORE, Engine, Generation, generation_of
 from memplan.tables.trainers import NEWEST
@@ -129,10 +112,10 @@ def _lengths(job: Job, found: Recipe) -> tuple[int, int]:
 
 
 def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: Generation, notes: Notes) -> Generator:
-    version = asked.engine_version or taken_by(row.trainer, job.trainer_version or "", row.engine)
+    version = asked.engine_version or defaults.taken_by(row.trainer, job.trainer_version or "", row.engine)
     era = era_of(row.engine, version)
     separate = _is_separate(asked, row)
-    shared = shares_weights(asked, found, separate)
+    shared = engines.shares_weights(asked, found, separate)
     degrees = _degrees(asked, found, whole, row, separate)
     ranks, gpus = degrees[0] * degrees[2], degrees[3]
     prompt, completion = _lengths(job, found)
@@ -146,16 +129,16 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     each = found.rows * found.batch.accumulation * (found.parallel.world // found.parallel.model)
     rows = ceil_div(each * ranks, gpus)
     adapters = row.adapters and found.adapter is not None
-    sleep = level_of(asked, row, adapters, shared) if not separate else 0
+    sleep = engines.level_of(asked, row, adapters, shared) if not separate else 0
     gpu = found.hardware.gpu
-    card = Card(gpu.usable_bytes, gpu.memory_bytes, gpu.architecture) if gpu else Card(LARGE, LARGE, "")
-    usual = defaults_of(row.engine, version, card, ranks)
+    sizes = (gpu.usable_bytes, gpu.memory_bytes, gpu.architecture) if gpu else (defaults.LARGE, defaults.LARGE, "")
+    usual = defaults.defaults_of(row.engine, version, defaults.Card(*sizes), ranks)
     share = _share(asked, row, usual.share or era.default_share, separate, shared)
     seen = whole.but(tower=None) if asked.language_model_only else whole
     if row.engine == "sglang":
-        share = beside_images(share, share != usual.share, version, seen)
+        share = engines.beside_images(share, share != usual.share, version, seen)
     if shared and sleep and gpu is not None:
-        share = standby_share(gpu.usable_bytes, version_of(version) < (0, 11, 0))
+        share = defaults.standby_share(gpu.usable_bytes, version_of(version) < (0, 11, 0))
         notes.assume(f"rollout: on standby Unsloth's share of the card is {share:g}, whatever is asked for")
     elif asked.gpu_memory_utilization is None and asked.mem_fraction_static is None and asked.kv_cache_memory is None:
         notes.assume(f"rollout: its share of the card is {share:g}")
@@ -169,7 +152,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
             f"({found.trainer.title}'s recipe one_step_off_policy)"
         )
     slots = found.adapter.rank if found.adapter is not None and (adapters or shared) else 0
-    itemsize, away = _itemsize(asked.dtype, whole, row), away_of(job, found, row, separate)
+    itemsize, away = _itemsize(asked.dtype, whole, row), engines.away_of(job, found, row, separate)
     base = found.quantised.scheme if found.quantised else None, found.trainer
     if sleep and not row.emptied and not any(away):
         notes.assume(
@@ -192,11 +175,13 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         kv_cache_memory=asked.kv_cache_memory or 0,
         max_model_len=length,
         max_num_seqs=asked.max_num_seqs
-        or (UNSLOTH_SEQUENCES if shared else rows if row.rows else row.sequences)
+        or (defaults.UNSLOTH_SEQUENCES if shared else rows if row.rows else row.sequences)
         or usual.sequences,
         max_num_batched_tokens=asked.max_num_batched_tokens
         or row.tokens
-        or forward_tokens(era, usual.tokens, length, seen, slots or asked.draft or (gpu and gpu.vendor == "amd")),
+        or engines.forward_tokens(
+            era, usual.tokens, length, seen, slots or asked.draft or (gpu and gpu.vendor == "amd")
+        ),
         prompt_length=prompt,
         completion_length=completion,
         rows=rows,
@@ -209,9 +194,9 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         sampler=asked.sampler or "",
         sleep=sleep,
         shared_weights=shared,
-        draft=drafted(asked, whole, notes),
+        draft=engines.drafted(asked, whole, notes),
         adapter_rank=slots,
-        syncing=syncing(job, found, row, shared),
+        syncing=engines.syncing(job, found, row, shared),
         away=away,
         empties=row.emptied,
         trainers=_processes(found) if row.process_each and not separate else 1,
@@ -219,7 +204,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
         host_copy=row.host_copy,
         margin=found.hardware.margin,
     )
-    made = checked(made, gpu, found.hardware.expandable_segments, asked.dtype or ("bf16" if row.half else None))
+    made = engines.checked(made, gpu, found.hardware.expandable_segments, asked.dtype or ("bf16" if row.half else None))
     return made._replace(scorer=_scorer(job, found, notes))
 
 
@@ -236,7 +221,7 @@ def _scorer(job: Job, found: Recipe, notes: Notes) -> Generator | None:
     of = alone(job.model_copy(update=plain), load_model(said.model or {}), gpu, Notes({}))
     level = 0 if said.rollout is not None and said.rollout.sleep == "none" else 1
     of = of._replace(separate=False, sleep=level, gpus=found.parallel.world)
-    of = checked(of, found.hardware.gpu, found.hardware.expandable_segments)
+    of = engines.checked(of, found.hardware.gpu, found.hardware.expandable_segments)
     notes.assume(
         f"reward: {of.model.name} in {of.engine} {of.version} on the cards that train, its share {of.share:g}, tensor "
         f"parallel {of.tensor_parallel}, " + ("asleep but while it scores" if level else "awake throughout")
@@ -273,7 +258,7 @@ def _is_separate(asked: Rollout, row: Generation) -> bool:
 def _share(asked: Rollout, row: Generation, default: float, separate: bool, shared: bool) -> float:
     if row.engine == "sglang":
         return asked.mem_fraction_static or asked.gpu_memory_utilization or row.static or default
-    own = UNSLOTH_SHARE if shared else row.separate_share if separate else row.share
+    own = defaults.UNSLOTH_SHARE if shared else row.separate_share if separate else row.share
     return asked.gpu_memory_utilization or own or default
 
 

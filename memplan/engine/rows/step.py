@@ -1,26 +1,10 @@
 """Gradients that stay over micro-steps, and what the optimizer's step holds for a moment."""
 
+from memplan.engine import model_states as states
 from memplan.engine.ledger import ACCUMULATED, Ledger
-from memplan.engine.model_states import (
-    FP32,
-    last_update,
-    loop_bytes,
-    place_of,
-    refresh_bytes,
-    shard_elements,
-    step_temporaries,
-    stepped_tensors,
-)
+from memplan.engine.parallel import sharding
 from memplan.engine.parallel.fsdp1.flat_parameters import fullest
 from memplan.engine.parallel.fsdp2.units import gathers
-from memplan.engine.parallel.sharding import (
-    Held,
-    gone_in_step,
-    gradient_itemsize,
-    held,
-    main_gradients,
-    takes_gradients,
-)
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
@@ -28,9 +12,9 @@ from memplan.spec.recipe import Recipe
 def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str = "", dies: str = "") -> None:
     """With accumulation, all gradients are there from the first micro-step's backward to the step. ``born``, ``dies``:
     of an engine whose micro-steps are not the whole schedule."""
-    if not weights or not (recipe.accumulates or main_gradients(recipe)):
+    if not weights or not (recipe.accumulates or sharding.main_gradients(recipe)):
         return
-    if takes_gradients(recipe):
+    if sharding.takes_gradients(recipe):
         return  # they are in partitions
     if (
         recipe.several
@@ -43,17 +27,20 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
     if recipe.zero_stage >= 0 and recipe.batch.images is None:  # a tower that sees nothing is in flat groups alone
         trained = [weight for weight in trained if weight.unit != "vision"]
     whole, padded = gathers(recipe) and not recipe.sharding.sync_each_batch, recipe.sharding.name == "fsdp2"
-    shards = 1 if whole else held(recipe).gradient_shards
-    elements = shard_elements(trained, shards, padded)
-    size = sum(shard_elements([weight], shards, padded) * gradient_itemsize(recipe, weight) for weight in trained)
+    shards = 1 if whole else sharding.held(recipe).gradient_shards
+    elements = states.shard_elements(trained, shards, padded)
+    size = sum(
+        states.shard_elements([weight], shards, padded) * sharding.gradient_itemsize(recipe, weight)
+        for weight in trained
+    )
     itemsize = round(size / max(elements, 1), 4)
     ledger.add(
         ACCUMULATED,
         "gradients",
         size,
         born=born,
-        dies=ledger.schedule[-2] if gone_in_step(recipe) and not dies else dies,
-        place="gpu" if whole else place_of(recipe),
+        dies=ledger.schedule[-2] if sharding.gone_in_step(recipe) and not dies else dies,
+        place="gpu" if whole else states.place_of(recipe),
     ).formula("trained elements × gradient bytes", elements, itemsize).since(
         "from the second micro-step on, gradients are resident in forward too",
         "torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
@@ -62,35 +49,36 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
 
 def enter_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:
     """What the optimizer's step holds for a moment."""
-    holds, optimizer, impl = held(recipe), recipe.optimizer.row, recipe.optimizer.implementation
+    holds, optimizer, impl = sharding.held(recipe), recipe.optimizer.row, recipe.optimizer.implementation
     trained = fullest(recipe, weights)
     if recipe.fused_backward:
-        elements, itemsize = last_update(recipe, trained)
+        elements, itemsize = states.last_update(recipe, trained)
     else:
         elements, itemsize = _largest_step(recipe, trained, holds)
-    refresh = refresh_bytes(recipe, trained, FP32 if recipe.storage.precision.weights == FP32 else 2, 1)
+    wide = recipe.storage.precision.weights == states.FP32
+    refresh = states.refresh_bytes(recipe, trained, states.FP32 if wide else 2, 1)
     ledger.add(
         f"temporaries of the {impl} step",
         "optimizer_temporaries",
         elements * itemsize,
         at=step,
-        place=place_of(recipe),
+        place=states.place_of(recipe),
         low=0 if optimizer.band or (optimizer.gathers and holds.optimizer_shards > 1) else -1,
         high=refresh if refresh > elements * itemsize else -1,
     ).formula("elements × bytes", elements, itemsize).since(f"{optimizer.title}, {impl}", optimizer.source)
 
 
-def _largest_step(recipe: Recipe, trained: list[Weight], holds: Held) -> tuple[int, int]:
+def _largest_step(recipe: Recipe, trained: list[Weight], holds: sharding.Held) -> tuple[int, int]:
     """(elements, bytes of each) of the temporaries, over the element sizes of what is stepped.
 
     foreach takes one dtype at a time, but its loop's variables hold the copies of the one before."""
     optimizer, impl = recipe.optimizer.row, recipe.optimizer.implementation
     if impl == "loop" and optimizer.rule != "muon" and not optimizer.gathers:  # all dtypes in one loop
         smallest = min(holds.stepped_itemsize(recipe, weight) for weight in trained)
-        return loop_bytes(recipe, stepped_tensors(recipe, trained, holds)) // smallest, smallest
+        return states.loop_bytes(recipe, states.stepped_tensors(recipe, trained, holds)) // smallest, smallest
     sizes = {}
     for itemsize in {holds.stepped_itemsize(recipe, weight) for weight in trained}:
         same = [weight for weight in trained if holds.stepped_itemsize(recipe, weight) == itemsize]
-        sizes[itemsize] = step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
+        sizes[itemsize] = states.step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
     smallest = min(sizes)
     return (sum if impl == "foreach" else max)(sizes.values()) // smallest, smallest

@@ -3,19 +3,10 @@
 Source: NVIDIA-NeMo/RL@7ea279a nemo_rl/models/generation/, algorithms/grpo.py: setup."""
 
 from memplan.frameworks.base import Keys
-from memplan.frameworks.common.generating import (
-    SGLANG,
-    VLLM,
-    put,
-    put_bucket,
-    put_engine,
-    read_fields,
-    warn_engine,
-    warn_felt,
-)
+from memplan.frameworks.common import generating
 
 GENERATION = "policy.generation."
-FIELDS = {**VLLM, "precision": "dtype", "expert_parallel_size": "expert_parallel"}
+FIELDS = {**generating.VLLM, "precision": "dtype", "expert_parallel_size": "expert_parallel"}
 """Of ``vllm_cfg``."""
 
 
@@ -25,15 +16,16 @@ def read_engine(keys: Keys) -> None:
     apart = keys.flag(f"{GENERATION}colocated.enabled") is False
     if backend not in ("vllm", "sglang"):
         if not apart:
-            warn_engine(keys, key, f"the generation engine ({backend[:20]}) beside the trainer is not counted")
+            why = f"the generation engine ({backend[:20]}) beside the trainer is not counted"
+            generating.warn_engine(keys, key, why)
         return
-    put_engine(keys, backend, key, separate=apart, own=True)
+    generating.put_engine(keys, backend, key, separate=apart, own=True)
     if apart:
-        put(keys, "num_gpus", keys.draft.facts["apart"], f"{GENERATION}colocated.enabled")
+        generating.put(keys, "num_gpus", keys.draft.facts["apart"], f"{GENERATION}colocated.enabled")
     half = str(keys.settings.values.get(f"{GENERATION}vllm_cfg.precision")).lower() != "fp8"
-    fields = FIELDS | ({} if half else {"precision": "quantization"}) if backend == "vllm" else SGLANG
-    read_fields(keys, fields, f"{GENERATION}{backend}_cfg.")
-    read_fields(keys, VLLM, f"{GENERATION}vllm_kwargs.")
+    fields = FIELDS | ({} if half else {"precision": "quantization"}) if backend == "vllm" else generating.SGLANG
+    generating.read_fields(keys, fields, f"{GENERATION}{backend}_cfg.")
+    generating.read_fields(keys, generating.VLLM, f"{GENERATION}vllm_kwargs.")
     for at in (f"{GENERATION}{backend}_cfg.", f"{GENERATION}{backend}_kwargs."):
-        warn_felt(keys, at)
-    put_bucket(keys, "policy.refit_buffer_size_gb", 2**30)
+        generating.warn_felt(keys, at)
+    generating.put_bucket(keys, "policy.refit_buffer_size_gb", 2**30)

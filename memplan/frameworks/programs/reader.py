@@ -12,17 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memplan.errors import InvalidJob, NoTraining
-from memplan.frameworks.asking import (
-    COMMANDS,
-    ENCODES,
-    LORA,
-    MODEL,
-    OF_COMMAND,
-    SEES_TOKENS,
-    WRITE,
-    model_hint,
-    started_by,
-)
+from memplan.frameworks import asking
 from memplan.frameworks.base import ASSUMED, FILE, Draft, Framework, Origin
 from memplan.frameworks.commands.launch import Launch, put_allocator
 from memplan.frameworks.common.local_models import is_folder
@@ -47,7 +37,7 @@ from memplan.spec.reading import unanswered
 
 EVALUATES, TRAINS = {"?evaluate", "?predict"}, re.compile(r"\.(train|fit)\((?!\))|rainer\w*\.train\(")
 """What a trainer is asked for in place of a training; where one may be started nevertheless."""
-NO_MODEL = f"{MODEL}, or check the script that starts it"
+NO_MODEL = f"{asking.MODEL}, or check the script that starts it"
 
 
 def recognise(document: Document) -> tuple[str, ...]:
@@ -88,7 +78,7 @@ def _read_program(document: Document, known: Known, draft: Draft) -> None:
     elif len(found) > 1:
         first, second = found[:2]
         if first.place == second.place:
-            raise NotKnown(f"{first.place}: several trainings run the same forward", WRITE)
+            raise NotKnown(f"{first.place}: several trainings run the same forward", asking.WRITE)
         problem = f"{second.place}: a second training, {second.last} (the first: {first.place})"
         raise InvalidJob(problem, "put each training in a file of its own")
     else:
@@ -160,7 +150,7 @@ def _without_trainer(document: Document, program: Program, run: Run) -> None:
     other = next(_others(program), None)
     if other is not None:
         why = "is made where nothing is followed to" if other[1] in TRAINERS else "is a trainer that is not read"
-        raise NotKnown(f"{other[0]}: {other[1]} {why}", WRITE)
+        raise NotKnown(f"{other[0]}: {other[1]} {why}", asking.WRITE)
     loop = next(_loops(program), None)
     if loop is None:
         raise NoTraining(f"{document.path}: no training in it", "name the file that makes the trainer")
@@ -169,7 +159,7 @@ def _without_trainer(document: Document, program: Program, run: Run) -> None:
         hint = starter_of(document.path) or "check the program that calls it"
         raise NoTraining(f"{loop}: no training of its own: nothing in this file calls its loop", hint)
     why = next((each.values.get("why", "") for each in found if str(each.place) == loop), "")
-    raise NotKnown(f"{loop}: a training loop of the program's own, which is not read{why}", WRITE)
+    raise NotKnown(f"{loop}: a training loop of the program's own, which is not read{why}", asking.WRITE)
 
 
 def _need_sharding(run: Run, draft: Draft) -> None:
@@ -187,14 +177,14 @@ def _need_adapters(where: str, draft: Draft) -> None:
     said = {*draft.values, *draft.given, *(each.asks for each in draft.unread)}
     quantised = draft.values.get("quantization", "none") != "none"
     if quantised and "lora" not in said and is_folder(str(draft.values.get("model", "./"))):
-        draft.ask("lora", where, "the quantised model is loaded with its adapters, if it is trained", LORA)
+        draft.ask("lora", where, "the quantised model is loaded with its adapters, if it is trained", asking.LORA)
 
 
 def _need_model(draft: Draft, run: Run, document: Document) -> None:
     """Raises NotKnown where nothing says which model is trained."""
-    if not run.known.words and any(OF_COMMAND.search(each.why) for each in draft.unread if each.asks):
+    if not run.known.words and any(asking.OF_COMMAND.search(each.why) for each in draft.unread if each.asks):
         starter = starter_of(document.path)
-        draft.unread[:] = started_by(starter, draft.unread) if starter else draft.unread
+        draft.unread[:] = asking.started_by(starter, draft.unread) if starter else draft.unread
     if not {"model", "total_params"} & {*draft.values, *draft.given}:
         asked = next((each for each in draft.unread if each.asks == "model"), None)
         others = ", ".join(dict.fromkeys(each.asks for each in draft.unread if each.asks not in ("model", "")))
@@ -205,9 +195,9 @@ def _need_model(draft: Draft, run: Run, document: Document) -> None:
         seen = next(filter(SENSES.search, run.known.arguments), "")
         if seen and "images" not in draft.given and all(each.asks != "images" for each in draft.unread):
             draft.ask("images", document.path, f"{seen}: how many images an example has, and how large")
-        named = ENCODES if draft.facts.get("encodes") else SEES_TOKENS if seen else NO_MODEL
-        hint = asked.hint if asked and asked.hint.startswith(COMMANDS) else named
-        hint = model_hint(unanswered(draft.unread, draft.options), hint)
+        named = asking.ENCODES if draft.facts.get("encodes") else asking.SEES_TOKENS if seen else NO_MODEL
+        hint = asked.hint if asked and asked.hint.startswith(asking.COMMANDS) else named
+        hint = asking.model_hint(unanswered(draft.unread, draft.options), hint)
         raise NotKnown(f"{text}{f'; nor {others}' if others else ''}", hint)
 
 

@@ -7,17 +7,10 @@ from collections.abc import Sequence
 
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.zero import stage3
 from memplan.engine.parallel.zero.flat_groups import Group, buckets_of, groups_of, sizes_in_order
 from memplan.engine.parallel.zero.prefetch import Figures
 from memplan.engine.parallel.zero.selective import enter_selected
-from memplan.engine.parallel.zero.stage3 import (
-    Stage,
-    engine_of,
-    enter_gathered,
-    enter_left,
-    enter_zero3,
-    left_by,
-)
 from memplan.engine.parallel.zero.states import weight_itemsize
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
@@ -47,7 +40,7 @@ def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str)
     together = name == CRITIC and not recipe.others.critic.apart if recipe.others.critic else False
     born, groups = first_gradient(ledger, weights, "policy" if together else name), groups_of(recipe, weights)
     if recipe.zero_stage == 3:
-        enter_zero3(ledger, recipe, weights, born, name)
+        stage3.enter_zero3(ledger, recipe, weights, born, name)
         return
     end = f"{name}.reduce"
     if groups and recipe.several and recipe.sharding.deepspeed.wrapper != "zero":
@@ -56,22 +49,22 @@ def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str)
 
 
 def enter_whole_weights(
-    ledger: Ledger, recipe: Recipe, figures: Figures, passes: Sequence[Stage], follows: bool
+    ledger: Ledger, recipe: Recipe, figures: Figures, passes: Sequence[stage3.Stage], follows: bool
 ) -> None:
     """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too. ``follows``: one
     batch another, without a step between."""
     whole = {model.role for model in recipe.others.residents if not model.sharded}
     left = dict[str, int]()
     for traced, point in passes if follows else ():  # the batch before
-        left[engine_of(recipe, traced.plan.name)] = left_by(figures, traced, point)
+        left[stage3.engine_of(recipe, traced.plan.name)] = stage3.left_by(figures, traced, point)
     for traced, point in passes:
         name = traced.plan.name
-        engine = engine_of(recipe, name)
+        engine = stage3.engine_of(recipe, name)
         if point == "forward":
-            enter_left(ledger, sum(left.values()) - left.get(engine, 0), traced)
+            stage3.enter_left(ledger, sum(left.values()) - left.get(engine, 0), traced)
         if name not in whole:
-            enter_gathered(ledger, recipe, figures, traced, point)
-            left[engine] = left_by(figures, traced, point)
+            stage3.enter_gathered(ledger, recipe, figures, traced, point)
+            left[engine] = stage3.left_by(figures, traced, point)
 
 
 def first_gradient(ledger: Ledger, weights: list[Weight], name: str) -> str:
