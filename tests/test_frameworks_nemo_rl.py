@@ -11,6 +11,7 @@ from memplan.errors import InvalidJob
 from memplan.frameworks.checks.checking import check_file
 from memplan.frameworks.files.documents import open_document
 from memplan.frameworks.nemo_rl.source import trainings
+from memplan.frameworks.programs.follow import forget
 from memplan.frameworks.reading import framework_of
 from memplan.reporting import peak
 from memplan.resolve import resolve
@@ -222,6 +223,7 @@ def test_scripts_of_others_with_the_same_name_are_not_its(tmp_path: Path) -> Non
     path.write_text("python run_grpo.py --config c.yaml\n")
     assert framework_of(str(path)).name == "nemo-rl"
     (tmp_path / "run_grpo.py").write_text("from trl import GRPOTrainer\n")
+    forget()  # as every reading of a file begins
     assert not trainings(open_document(str(path)))
 
 
