@@ -5,17 +5,8 @@ from collections.abc import Iterator
 from math import isqrt
 from typing import Any
 
+from memplan.diagnose import readings
 from memplan.diagnose.phases import Place
-from memplan.diagnose.readings import (
-    ITEMSIZES,
-    OF_LOGITS,
-    Bucket,
-    Match,
-    bucket_of,
-    is_anything,
-    readings_of_model,
-    sub_groups,
-)
 from memplan.diagnose.sizes import Printed
 from memplan.errors import MemplanError
 from memplan.models import load_model
@@ -31,18 +22,18 @@ HEADS = 32
 """Of the model that stands for any where scores are read."""
 
 
-def guesses(requested: Printed, text: str, place: Place) -> list[Match]:
+def guesses(requested: Printed, text: str, place: Place) -> list[readings.Match]:
     """Readings without a job that fit the moment, likelier first; none for sizes that every small tensor has."""
-    if is_anything(requested):
+    if readings.is_anything(requested):
         return []
     named = _named(text)
     if named:
         try:
-            return readings_of_model(requested, load_model(named))
+            return readings.readings_of_model(requested, load_model(named))
         except MemplanError:
             return []
-    bucket = bucket_of(requested)
-    special = [*(sub_groups(bucket) if "deepspeed" in text.lower() else ()), *_scores(bucket, place)]
+    bucket = readings.bucket_of(requested)
+    special = [*(readings.sub_groups(bucket) if "deepspeed" in text.lower() else ()), *_scores(bucket, place)]
     found = {
         (each.name, each.shape): each
         for each in (*special, *_of_all(bucket))
@@ -62,18 +53,20 @@ def _named(text: str) -> str:
     return ""
 
 
-def _scores(bucket: Bucket, place: Place) -> Iterator[Match]:
+def _scores(bucket: readings.Bucket, place: Place) -> Iterator[readings.Match]:
     """Whole scores, where it is attention that asked: one row's length follows from the heads."""
-    for itemsize, dtype in ITEMSIZES if "attention" in place.what else ():
+    for itemsize, dtype in readings.ITEMSIZES if "attention" in place.what else ():
         length = isqrt(bucket.high // (HEADS * itemsize))
         size = HEADS * length**2 * itemsize
         if size in bucket:
             shape = f"{HEADS} heads × {length:,}² × {itemsize} B"
             why = f"one row of {HEADS} heads; other rows and heads give other lengths"
-            yield Match(f"attention scores in {dtype}", size, shape, None, why, 4 - itemsize, ("forward", "backward"))
+            yield readings.Match(
+                f"attention scores in {dtype}", size, shape, None, why, 4 - itemsize, ("forward", "backward")
+            )
 
 
-def _of_all(bucket: Bucket) -> Iterator[Match]:
+def _of_all(bucket: readings.Bucket) -> Iterator[readings.Match]:
     """Matrices of feed-forwards, embeddings and heads, and logits of a round number of tokens (the rounder the
     likelier), of every preset."""
     shapes: dict[tuple[int, int, str], str] = {}
@@ -86,19 +79,19 @@ def _of_all(bucket: Bucket) -> Iterator[Match]:
                 shapes.setdefault((rows, hidden, what), name)
         if isinstance(vocabulary, int):
             vocabularies.setdefault(vocabulary, name)
-    for itemsize, dtype in ITEMSIZES:
+    for itemsize, dtype in readings.ITEMSIZES:
         for (rows, columns, what), name in shapes.items():
             if rows * columns * itemsize in bucket:
                 size, shape = rows * columns * itemsize, f"{rows:,} × {columns:,} × {itemsize} B"
-                yield Match(f"{what} in {dtype}", size, shape, None, f"as {name} has it", 0)
+                yield readings.Match(f"{what} in {dtype}", size, shape, None, f"as {name} has it", 0)
         for vocabulary, name in vocabularies.items():
             yield from _logits(bucket, vocabulary, itemsize, dtype, name)
 
 
-def _logits(bucket: Bucket, vocabulary: int, itemsize: int, dtype: str, name: str) -> Iterator[Match]:
+def _logits(bucket: readings.Bucket, vocabulary: int, itemsize: int, dtype: str, name: str) -> Iterator[readings.Match]:
     found = bucket.units(vocabulary * itemsize)
     tokens = found and -(-found[0] // ROUND) * ROUND
     if found and tokens and tokens <= found[1] and found[1] - found[0] < ROUND // 4:
         size, odd = tokens * vocabulary * itemsize, 20 - (tokens & -tokens).bit_length() + (4 - itemsize)
         shape = f"{tokens:,} tokens × {vocabulary:,} (vocabulary) × {itemsize} B"
-        yield Match(f"logits in {dtype}", size, shape, tokens, f"as {name} has them", odd, OF_LOGITS)
+        yield readings.Match(f"logits in {dtype}", size, shape, tokens, f"as {name} has them", odd, readings.OF_LOGITS)

@@ -8,19 +8,12 @@ part (optimizer/distrib_optimizer.py)."""
 from collections.abc import Iterable, Iterator, Sequence
 
 from memplan.engine.allocator.replay import CONSTRUCTED, StepEvents
-from memplan.engine.megatron import head
+from memplan.engine.megatron import head, states
 from memplan.engine.megatron.activations import chunk_length, moments, steps_of
 from memplan.engine.megatron.build import MegatronParts, megatron_ledger
 from memplan.engine.megatron.head import mtp_table
 from memplan.engine.megatron.scores import instants_of_scores
 from memplan.engine.megatron.stages import Chunk
-from memplan.engine.megatron.states import (
-    buffers,
-    dummy_shapes,
-    gradient_itemsize,
-    pieces_of,
-    state_itemsizes,
-)
 from memplan.engine.megatron.steps import SUM, Held, Step, fullest_forward
 from memplan.engine.megatron.weights import Share, before_layers, behind_layers, layer_shares, with_adapters
 from memplan.engine.tape.tags import Tag
@@ -121,17 +114,17 @@ class _Play:
         e, shares = recipe.storage.precision.weights, list(self.weights())
         made = [(share, self.take(share.name, "parameters", share.elements * e)) for share in shares]
         self.pieces: list[int] = []
-        for buffer in buffers(recipe, self.parts.shares):
+        for buffer in states.buffers(recipe, self.parts.shares):
             mine = [(share, number) for share, number in made if buffer.holds(share, recipe.parallel)]
             divided = recipe.sharding.name == "distributed-optimizer"
             if divided:
                 self.take(f"weights{buffer.label}", "parameters", buffer.elements * e)
-            self.take(f"gradient buffer{buffer.label}", "gradients", buffer.elements * gradient_itemsize(recipe))
+            self.take(f"gradient buffer{buffer.label}", "gradients", buffer.elements * states.gradient_itemsize(recipe))
             backwards = [share for share, _ in reversed(mine)]
             if divided:
                 self.free(number for _, number in reversed(mine))
-            self.pieces += pieces_of(backwards, buffer.shards, recipe.megatron)
-        self.main, self.moments = state_itemsizes(recipe)
+            self.pieces += states.pieces_of(backwards, buffer.shards, recipe.megatron)
+        self.main, self.moments = states.state_itemsizes(recipe)
         if not recipe.megatron.use_precision_aware_optimizer:
             self._main_weights()
 
@@ -237,7 +230,7 @@ class _Play:
             self.hold(())
             self.free(self.norm)
         if first:
-            for elements in dummy_shapes(self.recipe, self.parts.shares):
+            for elements in states.dummy_shapes(self.recipe, self.parts.shares):
                 self.take(DUMMIES, "buffers", elements * self.parts.shape.itemsize)
         waits: list[int] = []
         while layers:

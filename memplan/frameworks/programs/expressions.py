@@ -3,19 +3,7 @@
 import ast
 from typing import Any
 
-from memplan.frameworks.programs.operators import (
-    COMPARISONS,
-    MAX_ITEMS,
-    OPERATORS,
-    PATHS,
-    are_pairs,
-    joined,
-    path_of,
-    small,
-    tame,
-    under_unknown,
-    written,
-)
+from memplan.frameworks.programs import operators
 from memplan.frameworks.programs.tracing import Tracing, handler_of
 from memplan.frameworks.programs.values import (
     LEFT_OUT,
@@ -81,7 +69,7 @@ class Expressions(Tracing):
         if isinstance(owner, Unknown) and owner.either:
             values = [self.attribute(each, name, node) for each in owner.either]
             if not any(isinstance(each, (Method, Unknown)) for each in values):
-                return joined(values, written(node), self.place(node))
+                return operators.joined(values, operators.written(node), self.place(node))
         return Method(owner, name, self.place(node))
 
     def _of_thing(self, thing: Thing, name: str, node: ast.AST) -> Any:
@@ -89,8 +77,8 @@ class Expressions(Tracing):
             return thing.values.get(name, thing.values)
         if (thing.name, name) == ("torch.device", "type") and isinstance(thing.values.get("*0"), str):
             return thing.values["*0"].partition(":")[0]
-        if thing.last == "Path" and name in PATHS and isinstance(thing.values.get("*0"), str):
-            return PATHS[name](thing)
+        if thing.last == "Path" and name in operators.PATHS and isinstance(thing.values.get("*0"), str):
+            return operators.PATHS[name](thing)
         method = thing.own.method(name) if thing.own else None
         command = thing.values.get("?command")
         if method is None and command and name in LEFT_OUT and thing.last.endswith("TrainingArguments"):
@@ -127,7 +115,7 @@ class Expressions(Tracing):
         return value
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set, frame: Frame) -> Any:
-        if len(node.elts) > MAX_ITEMS:
+        if len(node.elts) > operators.MAX_ITEMS:
             return self.unknown(node)
         found: list[Any] = []
         for each in node.elts:
@@ -135,7 +123,7 @@ class Expressions(Tracing):
             if not isinstance(each, ast.Starred):
                 found.append(value)
             elif isinstance(value, (list, tuple)) and not isinstance(value, (Ref, Method)):
-                found += value[:MAX_ITEMS]
+                found += value[: operators.MAX_ITEMS]
             else:
                 found.append(self.unknown(each))
         return found
@@ -147,7 +135,7 @@ class Expressions(Tracing):
     _set = _list
 
     def _dict(self, node: ast.Dict, frame: Frame) -> Any:
-        if len(node.values) > MAX_ITEMS:
+        if len(node.values) > operators.MAX_ITEMS:
             return self.unknown(node)
         found: dict[Any, Any] = {}
         for key, each in zip(node.keys, node.values, strict=True):
@@ -159,14 +147,14 @@ class Expressions(Tracing):
                     overlay(found, self.unknown(each))
                 continue
             name = self.evaluate(key, frame)
-            found[plain(name) if known(name) and is_plain(plain(name)) else f"?{written(key)}"] = value
+            found[plain(name) if known(name) and is_plain(plain(name)) else f"?{operators.written(key)}"] = value
         return found
 
     def _dictcomp(self, node: ast.DictComp, frame: Frame) -> Any:
         """``{key: value for key, value in given.items() if …}``: of each that no filter is known to drop."""
         loop, found = node.generators[0], dict[Any, Any]()
         pairs = self.evaluate(loop.iter, frame)
-        if len(node.generators) > 1 or not are_pairs(pairs) or len(pairs) > 10 * MAX_ITEMS:
+        if len(node.generators) > 1 or not operators.are_pairs(pairs) or len(pairs) > 10 * operators.MAX_ITEMS:
             return self._once(node, node.value, pairs, frame)
         for pair in pairs:
             inner = Frame({}, frame)
@@ -180,7 +168,7 @@ class Expressions(Tracing):
         """``[each for each in known if …]``: of a list that the text holds, those that a filter is known to keep."""
         loop = node.generators[0]
         values = self.evaluate(loop.iter, frame)
-        one = len(node.generators) == 1 and type(values) in (list, tuple) and len(values) <= MAX_ITEMS
+        one = len(node.generators) == 1 and type(values) in (list, tuple) and len(values) <= operators.MAX_ITEMS
         if not (one and known(values)):
             return self._once(node, node.elt, values, frame)
         found: list[Any] = []
@@ -219,11 +207,11 @@ class Expressions(Tracing):
         """A sum, a product, a path: of values that are small."""
         path = isinstance(left, Thing) and left.last == "Path" and isinstance(op, ast.Div)
         if path and known(left) and known(right):
-            return path_of(left, f"{plain(left)}/{plain(right)}")
-        work = OPERATORS.get(type(op))
-        if work is None or not (small(left) and small(right)):
-            return (under_unknown(right) if isinstance(op, ast.Div) else "") or self.unknown(node)
-        if isinstance(op, (ast.Pow, ast.Mult)) and not tame(op, left, right):
+            return operators.path_of(left, f"{plain(left)}/{plain(right)}")
+        work = operators.OPERATORS.get(type(op))
+        if work is None or not (operators.small(left) and operators.small(right)):
+            return (operators.under_unknown(right) if isinstance(op, ast.Div) else "") or self.unknown(node)
+        if isinstance(op, (ast.Pow, ast.Mult)) and not operators.tame(op, left, right):
             return self.unknown(node)
         try:
             return work(left, right)
@@ -254,8 +242,8 @@ class Expressions(Tracing):
         answer = truth(self.evaluate(node.test, frame))
         if answer is not None:
             return self.evaluate(node.body if answer else node.orelse, frame)
-        return joined(
-            [self.evaluate(each, frame) for each in (node.body, node.orelse)], written(node), self.place(node)
+        return operators.joined(
+            [self.evaluate(each, frame) for each in (node.body, node.orelse)], operators.written(node), self.place(node)
         )
 
     def _compare(self, node: ast.Compare, frame: Frame) -> Any:
@@ -269,7 +257,7 @@ class Expressions(Tracing):
         if not (known(left) and known(right)):
             return self.unknown(node)
         try:
-            return bool(COMPARISONS[type(op)](plain(left), plain(right)))
+            return bool(operators.COMPARISONS[type(op)](plain(left), plain(right)))
         except (TypeError, KeyError):
             return self.unknown(node)
 
