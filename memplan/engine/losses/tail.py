@@ -61,6 +61,7 @@ def tail_forward(
     inputs.append(hidden)
     del hidden  # ``inputs`` has it: ``lm_head`` takes the last holder where nothing of the forward remains
     with tape.at("head"):
+        named = [tape.new(p.dim("h·L", earlier), 1, STATES)] if (earlier := head.before_last(spec)) else []
         p, states, logits = _logits(p, spec, head, inputs)
         if whole.leaving is not None and head.program != "repeated-cross-entropy":
             logits = whole.leaving(logits)
@@ -76,7 +77,7 @@ def tail_forward(
         if not within and head.loss.fp32_outputs:
             inputs[:0] = whole.routers  # all outputs are there until all are cast
             whole.routers = [ops.cast(tape, each, ops.FP32, "outputs in fp32") for each in whole.routers]
-        loss, outputs, kept = _loss(p, spec, head, rows, inputs, model_locals)
+        loss, outputs, kept = _loss(p, spec, head, rows, inputs, model_locals, named)
         outputs += whole.routers if outputs else []
         kept += whole.routers if head.code.holds_logits else []
         whole.routers = []
@@ -86,7 +87,6 @@ def tail_forward(
 def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple[Pass, list[Tensor], Tensor]:
     """The pass over what is projected, states that forward names, and the logits. Takes the states off the list."""
     tape, hidden = p.tape, inputs.pop()
-    _earlier = tape.new(p.dim("h·L", head.before_last(spec)), 1, STATES) if head.hidden_bytes else None
     if head.projected:
         p, hidden = project_completions(p, spec, hidden, head.projected)
     hidden = gathered(p, hidden)
@@ -148,9 +148,9 @@ def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:
 
 
 def _loss(
-    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor], model_locals: list[Tensor]
+    p: Pass, spec: ModelSpec, head: Head, rows: int, inputs: list[Tensor], within: list[Tensor], named: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """From the model's logits to the loss: casts, log-probabilities, and what is copied for the log."""
+    """From logits to loss: casts, log-probabilities, the log's copies. ``named``: hidden states that outputs have."""
     tape, logits = p.tape, inputs.pop()
     if head.code.leaves_autocast and head.program not in heads.INSIDE:
         tape.leave_autocast()
@@ -158,7 +158,7 @@ def _loss(
     scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.loss.to_fp32 else logits
     if head.narrow and p.mode.residual_itemsize < ops.FP32:
         inputs.append(tape.new(p.dim("h·L", head.hidden_bytes // 2), 1, STATES))
-    hidden_states = [tape.new(p.dim("h·L", head.hidden_bytes), 1, STATES)] if head.hidden_bytes else []
+    named += [tape.new(p.dim("h·L", last), 1, STATES)] if (last := head.hidden_bytes - head.before_last(spec)) else []
     inputs.clear()  # ``logits = logits.float()``: the model's own live on where ``logits`` or a node holds them
     logits = scores if head.code.frees_logits else logits
     whole = [scores] if head.code.holds_logits else []
@@ -173,12 +173,12 @@ def _loss(
         loss = DIVERGENCES[head.program](p, scores, teacher, head.scored_tokens)
         del teacher  # ``shifted_teacher_logits`` (trl 1.16 experimental/gkd/gkd_trainer.py: compute_loss)
     else:
-        loss = heads.score(p, scores, head, rows, hidden_states)
+        loss = heads.score(p, scores, head, rows, named)
     loss = _balanced(p, spec, loss) if head.program in heads.INSIDE else loss
-    model_locals.clear()  # LlamaForCausalLM.forward returns, and ``hidden_states`` goes
-    outputs: list[Tensor] = []
+    within.clear()  # LlamaForCausalLM.forward returns, and ``hidden_states`` goes
     if head.code.leaves_autocast:
         tape.leave_autocast()
+    outputs: list[Tensor] = []
     if head.loss.keeps_outputs or (head.loss.fp32_outputs and head.program in heads.INSIDE):
         with tape.at("outputs" if head.code.leaves_autocast and head.program in heads.INSIDE else tape.point):
             outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.loss.fp32_outputs else logits]
@@ -188,8 +188,8 @@ def _loss(
         with tape.at("log" if head.program in heads.INSIDE else tape.point):
             p.ended()
             whole = heads.METRICS[head.code.metrics](p, scores, head.scored_tokens or p.tokens) or whole
-    outputs += hidden_states if head.program == "own" else []  # names of a loop, until it comes around
-    hidden_states.clear()  # ``outputs.hidden_states``, until concatenated_forward returns (trl 0.19 to 0.28)
+    outputs += named if head.program == "own" else []  # names of a loop, until it comes around
+    named.clear()  # ``outputs.hidden_states``, until concatenated_forward returns (trl 0.19 to 0.28)
     return loss, outputs if head.loss.keeps_outputs else [], whole
 
 
