@@ -116,7 +116,8 @@ def as_without(unread: Iterable[Unread]) -> str:
     unread = list(unread)
     told = unread and all(each.above and not (each.hint or each.asks) for each in unread)
     keys = dict.fromkeys(each.key for each in unread)
-    return f"add --without {','.join(keys)}, to be answered as if it were not there" if told else ""
+    other = ALONE if "device_map" in keys else f"add --without {','.join(keys)}, to be answered as if it were not there"
+    return other if told else ""
 
 
 _POSITIONS = re.compile(r"longer than the (\d+) positions")

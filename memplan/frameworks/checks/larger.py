@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memplan.errors import EXIT_DOES_NOT_FIT, InvalidJob
-from memplan.frameworks.asking import ALONE
 from memplan.frameworks.commands.processes import SPREAD
 from memplan.models import load_model
 from memplan.spec.model import ModelSpec
@@ -80,13 +79,10 @@ def most_layers(spec: ModelSpec, gpus: int, smaller: int) -> int:
 
 def spread(found: "Checked", given: JobInput, answer: Callable[[JobInput], "Checked"]) -> "Checked":
     """The answer of the fullest card, where one process spreads the layers, and all of them on one would not fit, as
-    ``found`` says; that itself, with what may be asked instead, where nothing is spread, or nobody knows how."""
+    ``found`` says; that itself where nothing is spread, or nobody knows how."""
     job = given.job
     deciding = [each for each in given.unread if each.decides]
-    above = all(each.above for each in deciding)
-    if above and not found.hint and any(each.key == "device_map" for each in deciding):
-        found = replace(found, hint=ALONE)
-    known = above and any(each.why == SPREAD for each in deciding)
+    known = all(each.above for each in deciding) and any(each.why == SPREAD for each in deciding)
     partly = (
         job.freeze
         or job.extra_models
