@@ -136,13 +136,15 @@ def _square_mask(keys: Keys, draft: Draft) -> None:
     """Mistral's packed micro-batch is one row, whose sliding window is made as a whole mask: three times in int64, and
     kept by checkpoints in half precision (0.4 monkeypatch/mistral_attn_hijack_flash.py)."""
     spec, values = spec_of(draft.said), draft.said
+    if (4, 43) <= draft.version < (99,):  # as is said of transformers, whose 4.43 Axolotl takes since the mask went
+        return
     if spec is None or spec.family != "mistral" or not any(spec.windows) or values.get("attention") != "flash":
         return
     tokens = int(values.get("batch_size") or 1) * int(values.get("sequence_length") or 0)
     mask = f"a mask of {tokens} × {tokens}, {format_bytes(MASK_BYTES * tokens**2)} as it is made"
     why = f"{keys.framework.label} gives Mistral's packed rows {mask}"
     little = MASK_BYTES * tokens <= 4 * spec.vocab_size  # than fp32 logits, which stand when it has gone
-    keys.warn("sample_packing", why, "" if little else "attention", "add --without sample_packing, if Axolotl is newer")
+    keys.warn("sample_packing", why, "" if little else "attention", "add --trainer-version 4.43, if Axolotl is newer")
 
 
 def _wide_ends(draft: Draft) -> None:
