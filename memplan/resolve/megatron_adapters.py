@@ -7,7 +7,7 @@ Sources: megatron-core 0.14 to 0.16 transformer/transformer_layer.py; of August 
 from collections.abc import Iterable
 
 from memplan.errors import InvalidJob
-from memplan.resolve.freezing import PROJECTOR, TOWER
+from memplan.resolve.freezing import PROJECTOR, TOWER, tower_rests
 from memplan.spec.job import Job
 from memplan.spec.layer import Layer
 from memplan.spec.lora import ALL_LINEAR, EMBEDDING, Lora
@@ -131,9 +131,10 @@ def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
         return f"a base in {job.quantization}"
     if spec.encoder is not None or spec.task != "causal":
         return "an encoder"
-    seen = job.lora is not None and job.images is not None
-    if spec.tower is not None and (spec.tower.crossed or spec.resting or seen):
-        return "adapters, images and a vision tower" if seen else "a vision tower whose layers cross the model's"
+    if spec.tower is not None and (spec.tower.crossed or spec.resting):
+        return "a vision tower whose layers cross the model's"
+    if job.lora is not None and job.images is not None and not tower_rests(spec):
+        return "adapters of a vision tower (lora.exclude_modules: vision_tower, multi_modal_projector leaves it alone)"
     if job.pair_pass != "concatenated":
         return f"pair_pass {job.pair_pass}"
     if (job.method == "ppo" and trainer.rollouts.critic not in PARTED) or job.method == "distill":

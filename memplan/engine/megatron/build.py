@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from math import prod
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron import head
@@ -104,6 +105,7 @@ def _enter_states(ledger: Ledger, parts: MegatronParts) -> None:
 def _enter_activations(ledger: Ledger, parts: MegatronParts) -> None:
     enter_activations(ledger, parts.shape, parts.chunks)
     enter_vision(ledger, parts.tower, parts.chunks[0].in_flight)
+    enter_resting_blocks(ledger, parts)
 
 
 def _enter_head(ledger: Ledger, parts: MegatronParts) -> None:
@@ -211,6 +213,21 @@ def enter_vision(ledger: Ledger, trace: TowerTrace | None, in_flight: int) -> No
         TOWER_FORWARD,
         "policy.layer-forward",
     ).formula("image tokens × h × bytes").since("until they are put into the embedded sequence", OF_TOWER)
+
+
+def enter_resting_blocks(ledger: Ledger, parts: MegatronParts) -> None:
+    """Inputs of a resting tower's blocks, which ms-swift 3 makes to require gradients
+    (megatron/trainers/base.py: _prepare_vit_gradient_checkpointing); ms-swift 4 does so where the tower trains."""
+    recipe, tower = parts.recipe, parts.recipe.model.tower
+    if parts.shape.way != "swift" or recipe.adapter is None or parts.tower is None or tower is None:
+        return
+    images = recipe.batch.images
+    patches = recipe.rows * images.per_example * images.squares * images.rows * images.columns if images else 0
+    sizes = parts.chunks[0].in_flight, tower.num_layers, patches, tower.width, parts.shape.itemsize
+    life = TOWER_FORWARD, ledger.before(STEP)
+    ledger.add("inputs of a resting tower's blocks, if kept", "checkpoints", 0, *life, high=prod(sizes)).formula(
+        "micro-batches in flight × blocks × patches × width × bytes", *sizes
+    ).since("by ms-swift 3 beside vit_gradient_checkpointing, its default", OF_TOWER)
 
 
 def enter_references(ledger: Ledger, recipe: Recipe) -> None:
