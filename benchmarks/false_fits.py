@@ -39,7 +39,6 @@ READ = {
     "titan-pr812-float8-eager": "this version saved abs of whole weights, mended a week later",
     "torchtune-llama2-7b-lora-4090": "torchtune 0.1 holds shifted logits, 1.0 GiB in fp32, in backward: not modelled",
     "trace-tinyllama-fp4-lora-1x1000": "bitsandbytes before 0.43.1 kept each 4-bit product's input; 0.5 GiB are open",
-    "trace-tinyllama-int8-lora-4x1200": "the same notebook, in eval mode and without an optimizer; open",
 }
 """Of measured rows above the high figure."""
 MEGATRON = "described as Megatron's: fp32 gradients, and weights copied into buffers while they are loaded"

@@ -166,8 +166,16 @@ def test_old_four_bit_products_keep_their_inputs() -> None:
     assert kept["4.42"].lingering == 128 * (6 * 256 + 640) * 2
 
 
+def test_old_eight_bit_products_keep_the_columns_of_their_inputs() -> None:
+    """bitsandbytes before 0.45: ``CAt`` of each product, whatever inputs they share."""
+    new, old = (recipe(quantization="int8", trainer="transformers", trainer_version=each) for each in ("4.48", "4.46"))
+    more = layer(old, "checkpoint").lingering - layer(new, "checkpoint").lingering
+    assert more == 128 * (6 * 256 + 640)
+    assert any("bitsandbytes before 0.45" in each for each in old.provenance.warnings)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize(("name", "version"), [("int8", "4.48"), ("nf4", "4.42")])
+@pytest.mark.parametrize(("name", "version"), [("int8", "4.48"), ("int8", "4.46"), ("nf4", "4.42")])
 def test_what_products_keep_is_played(name: str, version: str, reentrant: bool) -> None:
     keys = {"gradient_checkpointing": "full", "gradient_checkpointing_reentrant": reentrant}
     found = recipe(quantization=name, trainer="transformers", trainer_version=version, **keys)

@@ -60,16 +60,17 @@ def quantised_base(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, 
     _check(job, scheme, split, notes)
     compute = DTYPE_BYTES[stored.precision.dtype]
     four = scheme.product == "bnb-4bit"
-    experts, keeps = trainer.models.transformers_4, four and trainer.models.keeps_4bit_inputs
+    experts, keeps = trainer.models.transformers_4, scheme.product in trainer.models.keeps_inputs
     stacks = _packs_stacks(job, trainer, spec, four, notes)
     fp16 = stored.precision.dtype == "fp16"
     whole, left = stored.precision.weights, job.unquantized_share
     base = Quantised(scheme, compute, whole, fp16, experts or stacks, stacks, keeps, left)
     if keeps:
-        newer = next(era.since for era in TRAINERS[trainer.name] if not era.models.keeps_4bit_inputs)
+        newer = next(era.since for era in TRAINERS[trainer.name] if scheme.product not in era.models.keeps_inputs)
+        what, release = ("4-bit products keep their inputs", "0.43.2") if four else ("8-bit products keep more", "0.45")
         notes.remark(
-            "quantization: 4-bit products keep their inputs till backward is done, as bitsandbytes before 0.43.2 has "
-            f"it, which came out beside this {trainer.title}: trainer_version {newer} is with a newer one"
+            f"quantization: {what} till backward is done, as bitsandbytes before {release} has it, which came out "
+            f"beside this {trainer.title}: trainer_version {newer} is with a newer one"
         )
     if scheme.product.startswith("bnb") and spec.family == "falcon" and not trainer.models.transformers_4:
         notes.remark(

@@ -31,7 +31,7 @@ class Quantised(NamedTuple):
     stacks: bool = False
     """They are stacked parameters, which are unpacked whole."""
     keeps_inputs: bool = False
-    """4-bit products keep their inputs until the graph goes."""
+    """As old bitsandbytes did, 4-bit products keep their inputs until the graph goes, 8-bit ones twice."""
     share_left: float = 0
     """Share of the linears' weights that are as they were before."""
 

@@ -33,8 +33,8 @@ class ModelClasses(NamedTuple):
 
     transformers_4: bool = False
     """Those of transformers before 5: checkpoints around FSDP's units, not within; experts are modules of their own."""
-    keeps_4bit_inputs: bool = False
-    """bitsandbytes before 0.43.2: ``ctx.tensors`` of MatMul4Bit (autograd/_functions.py) is (A, B), not (None, B)."""
+    keeps_inputs: tuple[str, ...] = ()
+    """Products whose context has A (4 bits, bitsandbytes before 0.43.2) or its columns too (8 bits, before 0.45)."""
     before_5_24: bool = False
     """Those of transformers 5 up to 5.23."""
     warms_up: bool = False

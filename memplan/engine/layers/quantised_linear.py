@@ -164,34 +164,42 @@ def _saving_input(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: D
 def _int8(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:
     """``MatMul8bitLt``: rows quantised from an fp16 copy, an int32 matmul, fp16, then x's dtype.
 
-    ``ctx.tensors = (CAt, subA, A)`` keeps x itself. Columns of outliers depend on the data: not counted."""
-    dim, itemsize = x.dim, x.itemsize
+    ``ctx.tensors = (CAt, subA, A)`` keeps x itself, and before 0.45 its columns in int8 too; there backward quantises
+    its gradient, and orders the weight by rows. Columns of outliers depend on the data: not counted."""
+    dim, itemsize, old = x.dim, x.itemsize, base.keeps_inputs
     same = base.fp16 and itemsize == 2
 
     def backward(t: Tape, grads: Grads) -> Grads:
+        sides = [t.gradient((each, 1), "int8 copies") for each in (out, out, _matrix(linear))] if old else []
         matrix = _from_int8(t, linear, base, itemsize)
         result = t.gradient((dim, itemsize))
-        del matrix
+        del matrix, sides
         return (result,)
 
     half = x if same else tape.gradient((dim, 2), "fp16 copies of inputs")
     rows = tape.gradient((dim, 1), "int8 copies of inputs")
-    mask = tape.gradient((dim, 1), "mask of outliers")
+    kept = (x, tape.new(dim, 1, "columns of inputs in int8")) if old else (x,)
+    mask = None if old else tape.gradient((dim, 1), "mask of outliers")
     del half, mask
+    ordered = tape.gradient((dim, 1), "int8 copies of inputs") if old else None
     whole = tape.gradient((out, 4), "int32 matmuls")
     narrow = tape.new(out, 2, label)
     result = narrow if same else tape.new(out, itemsize, label)
-    del whole, narrow, rows  # MatMul8bitLt.forward returns: products in int32 and fp16, rows in int8
+    if old:  # torch.clone(output)
+        narrow = result
+        result = tape.new(out, itemsize, label)
+    del whole, narrow, rows, ordered  # MatMul8bitLt.forward returns: products in int32 and fp16, rows in int8
     node = tape.node((x,), (), backward)
     if node is not None:
-        _keep_on_context(tape, x)
+        _keep_on_context(tape, *kept)
     return Tensor(out, itemsize, result.storage, node)
 
 
-def _keep_on_context(tape: Tape, x: Tensor) -> None:
+def _keep_on_context(tape: Tape, *tensors: Tensor) -> None:
     """What a function keeps as an attribute: no hook of checkpointing packs it, and it lives as long as the graph."""
-    if x.storage is not None and tape.refilling is None and all(x.storage is not kept for kept in tape.context):
-        tape.context.append(x.storage)
+    for x in tensors if tape.refilling is None else ():
+        if x.storage is not None and all(x.storage is not kept for kept in tape.context):
+            tape.context.append(x.storage)
 
 
 def _gptq(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:

@@ -161,7 +161,7 @@ def beside_bitsandbytes(path: str, package: str, draft: Draft) -> None:
     if not mine or not four_bit or "trainer_version" in draft.given:
         return
     eras, version = TRAINERS[package], str(draft.options.get("trainer_version") or "")
-    last = max(place for place, era in enumerate(eras) if era.models.keeps_4bit_inputs)
+    last = max(place for place, era in enumerate(eras) if "bnb-4bit" in era.models.keeps_inputs)
     before, after, later = (eras[place].since for place in (last, last + 1, last + 2))
     key, frees = version_key(version) or (99,), version_key(mine) >= FREES_INPUTS
     why = f"{whose} pins bitsandbytes {mine}"
