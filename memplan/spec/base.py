@@ -1,7 +1,7 @@
 """The one Pydantic base of everything that is described: frozen, and with no unknown fields."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -13,6 +13,14 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     __slots__ = ("_hashed",)
+    inline: ClassVar[bool] = False
+    """Models that are built now have those of their fields inside them, as a JSON Schema wants them."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Its own schema; in a field of another it is made when such a value is first given."""
+        own = handler.field_name is None or Frozen.inline
+        return handler(source) if own else core_schema.no_info_plain_validator_function(cls.model_validate)
 
     def __hash__(self) -> int:
         """Of the fields, computed once: models are looked up in caches again and again."""
