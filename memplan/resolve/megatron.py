@@ -107,7 +107,12 @@ def _say(job: Job, trainer: Trainer, spec: ModelSpec, degrees: Parallel, notes: 
             "vision tower: transformers' own module, whole on every rank of the first pipeline stage, and not "
             "recomputed; little is measured"
         )
-    if settings.narrow:
+    if settings.narrow and job.lora is not None:
+        notes.assume(
+            f"megatron.{settings.narrow_kind}_format: a frozen base has its weights in {settings.narrow_kind.upper()} "
+            f"({settings.narrow}); adapters keep their inputs in half precision. From the code: nothing is measured"
+        )
+    elif settings.narrow:
         kind = settings.narrow_kind
         notes.assume(
             f"megatron.{kind}_format: inputs of products are saved in {kind.upper()} ({settings.narrow}); little is "

@@ -33,6 +33,8 @@ HALVES = {
     **dict.fromkeys(("down_proj", "w2"), "down_proj"),
 }
 """Which of the stacked experts' parameters a name stands for."""
+NARROW_SIDE = 16
+"""Of what goes into a product in FP8 (TransformerEngine 2.20 pytorch/utils.py: assert_dim_for_fp8_exec)."""
 REFUSED = ("dora", "lora_bias", "trainable_token_indices", "layers_to_transform", "rank_pattern", "modules_to_train")
 """Fields of LoRA that are not modelled in Megatron's layers."""
 
@@ -108,6 +110,12 @@ def check_adapters(job: Job, degrees: Parallel, trainer: Trainer, experts: Itera
             "expert_tensor_parallel: Megatron-SWIFT's adapters of experts run without it",
             "use expert_tensor_parallel 1",
         )
+    if trainer.adapters.on_megatron == "swift" and job.megatron.narrow and lora.r % NARROW_SIDE:
+        raise InvalidJob(
+            f"lora.r: {lora.r} is no multiple of {NARROW_SIDE}, as Transformer Engine's products in "
+            f"{job.megatron.narrow_kind.upper()} need, which Megatron-SWIFT's adapters are",
+            f"use r: {-(-lora.r // NARROW_SIDE) * NARROW_SIDE}",
+        )
     if trainer.adapters.on_megatron == "bridge" and lora.r % degrees.tensor:
         raise InvalidJob(
             f"lora.r: {lora.r} is no multiple of tensor_parallel {degrees.tensor}, which divides adapters",
@@ -121,8 +129,6 @@ STORED = ("auto", "fp32", "bf16-master", "fp16-master")
 
 def not_in_megatron(job: Job, spec: ModelSpec, trainer: Trainer) -> str:
     """Why the job does not run in Megatron's layers as they are modelled here; nothing where it does."""
-    if job.lora is not None and job.megatron.narrow:
-        return f"LoRA and products in {job.megatron.narrow_kind.upper()}"
     if not job.megatron.norm_fusion and not plain_norms(job, spec):
         return "megatron.norm_fusion: false, but for RMS norms of stream and heads before products in half precision"
     if job.lora is not None and (why := adapters_refused(job.lora, trainer)):

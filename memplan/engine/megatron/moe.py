@@ -145,7 +145,11 @@ def _experts(s: Shape, experts: Experts, way: Routed) -> Steps:
     first = Step(
         "experts-fc1",
         kept=(*_input(up, Held(EXPERT_INPUT, "R·h·e", (way.received, s.hidden, s.saved), doubt=s.doubt)), weight),
-        forward=(*over, *summed(up, both._replace(name="gate and up"))),
+        forward=(
+            *over,
+            *summed(up, both._replace(name="gate and up")),
+            *te.entering(s, up, _received(s, "the experts' input", way)),
+        ),
         backward=(
             gradient,
             both,
@@ -167,7 +171,7 @@ def _experts(s: Shape, experts: Experts, way: Routed) -> Steps:
     second = Step(
         "experts-fc2",
         kept=_input(down, Held(ACTIVATED, "R·f·e", (way.received, width, s.saved), doubt=s.doubt)),
-        forward=(*over, *(summed(down, output) or (output,))),
+        forward=(*over, *(summed(down, output) or (output,)), *te.entering(s, down, inner)),
         backward=(
             gradient,
             came,

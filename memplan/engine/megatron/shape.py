@@ -51,7 +51,8 @@ class Shape(NamedTuple):
     """Whose adapters: swift's or bridge's."""
 
     saved: float = 0
-    """Bytes of an element of what products save of their inputs; the itemsize, or less in FP8."""
+    """Bytes of an element of what products save of their inputs; the itemsize, or less in FP8. Adapters' products run
+    in half precision (Megatron-Bridge) or, from above, are counted so (mcore-bridge's are Transformer Engine's)."""
     fp8: Fp8 | None = None
     table: int = 0
     """V: rows of the embedding's table on this rank."""
@@ -106,7 +107,7 @@ def shape_of(recipe: Recipe, rows: int = 0) -> Shape:
         recomputed=recipe.checkpointing.recompute.modules,
         unfused=recipe.batch.sequence_length if recipe.operators.attention == "eager" else 0,
         by_rows=recipe.attention_by_rows,
-        saved=fp8.saved if fp8 else itemsize,
+        saved=fp8.saved if fp8 and recipe.adapter is None else itemsize,
         fp8=fp8,
         adapter=recipe.adapter,
         table=padded_vocabulary(recipe.model, degrees, recipe.megatron) // degrees.tensor,

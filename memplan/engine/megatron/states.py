@@ -117,26 +117,34 @@ def left_of_segments(shares: Sequence[Share], itemsize: int) -> int:
 
 def _enter_frozen(ledger: Ledger, recipe: Recipe, shares: Sequence[Share]) -> None:
     """The base under LoRA, which no buffer takes."""
-    elements = sum(share.elements for share in shares if not share.trained)
-    e = recipe.storage.precision.weights
+    frozen = [share for share in shares if not share.trained]
+    elements, e = sum(share.elements for share in frozen), recipe.storage.precision.weights
+    if recipe.adapter is not None:
+        elements -= _enter_narrow(ledger, recipe, frozen, " of the base")
     ledger.add("frozen weights", "parameters", elements * e).formula("elements × bytes", elements, e).since(
         "this rank's part of the base: without gradients, main weights or moments",
         "megatron-core 0.14 distributed/distributed_data_parallel.py: if not param.requires_grad: continue",
     )
 
 
-def _enter_weights(ledger: Ledger, recipe: Recipe, buffer: Buffer, shares: Sequence[Share]) -> None:
-    e, g = recipe.storage.precision.weights, gradient_itemsize(recipe)
-    source, fp8 = BUFFER, fp8_of(recipe.megatron, recipe.hardware)
+def _enter_narrow(ledger: Ledger, recipe: Recipe, shares: Sequence[Share], label: str) -> int:
+    """What products in FP8 or FP4 read of weights; how many of these have no other form. Adapters have: they come to
+    layers that are made (mcore-bridge tuners/lora.py), or run outside of FP8."""
+    fp8, instead = fp8_of(recipe.megatron, recipe.hardware), recipe.megatron.narrow_weights
     narrow = sum(share.elements for share in shares if share.in_fp8) if fp8 else 0
-    instead = recipe.megatron.narrow_weights
-    wide = buffer.elements - (narrow if instead else 0)
+    instead = instead and (recipe.adapter is None or not shares[0].trained)
     if fp8 and narrow:
-        ledger.add(f"weights in {fp8.name}{buffer.label}", "buffers", int(narrow * fp8.weight)).formula(
+        ledger.add(f"weights in {fp8.name}{label}", "buffers", int(narrow * fp8.weight)).formula(
             "elements of products × bytes", narrow, fp8.weight
         ).since(
             "in place of half-precision ones" if instead else "copies, made in a step's first micro-batch and kept", FP8
         )
+    return narrow if instead else 0
+
+
+def _enter_weights(ledger: Ledger, recipe: Recipe, buffer: Buffer, shares: Sequence[Share]) -> None:
+    e, g, source = recipe.storage.precision.weights, gradient_itemsize(recipe), BUFFER
+    wide = buffer.elements - _enter_narrow(ledger, recipe, shares, buffer.label)
     ledger.add(f"weights{buffer.label}", "parameters", wide * e).formula("elements × bytes", wide, e).since(
         "this rank's part of the model; the distributed optimizer gathers them in place", source
     )

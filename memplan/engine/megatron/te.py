@@ -46,6 +46,13 @@ def quantised(s: Shape, gradient: Held) -> tuple[Held, ...]:
     return (gradient._replace(name=name, factors=(*gradient.factors[:-1], s.fp8.gradient)),)
 
 
+def entering(s: Shape, product: Product, source: Held) -> tuple[Held, ...]:
+    """A frozen product's input in FP8 or FP4, which nothing keeps."""
+    if s.fp8 is None or product.whole:
+        return ()
+    return (source._replace(name=f"{source.name}, in {s.fp8.name}", factors=(*source.factors[:-1], s.fp8.saved)),)
+
+
 def statistics(s: Shape, name: str) -> Held:
     """Of a norm, in fp32: 1/rms, or mean and 1/std, of each token."""
     return Held(name, "t·statistics·4", (s.local, 2 if s.layer_norm else 1, FP32))
@@ -123,7 +130,8 @@ def layernorm_linear(s: Shape, name: str, label: str, width: int, product: Produ
                 summed(product, of_tokens(s, "the product", width)),
                 within_norm(s, NORM_FORWARD),
                 key=size,
-            ),
+            )
+            + entering(s, product, gathered),
             backward=(
                 stream(s, STREAM_GRADIENT),
                 gradient,
@@ -160,7 +168,7 @@ def row_linear(s: Shape, name: str, label: str, width: int, keeps_input: bool = 
         Step(
             name,
             kept=branch if not product.whole else (source,) if keeps_input or (s.fp8 and s.fp8.projection) else (),
-            forward=max((whole, reduced) if s.gathers else (whole,), sums, key=size),
+            forward=max((whole, reduced) if s.gathers else (whole,), sums, key=size) + entering(s, product, source),
             backward=(
                 stream(s, STREAM_GRADIENT),
                 *(narrow or ((gathered,) if s.gathers else ())),

@@ -51,8 +51,8 @@ class Share(NamedTuple):
 
     @property
     def in_fp8(self) -> bool:
-        """Whether its product runs in FP8 where products do: all but the head's."""
-        return self.product and self.columns > 1 and not self.name.startswith(("word embedding", "output matmul"))
+        """Whether its product runs in FP8 where products do: all but the head's, and those of a tower."""
+        return self.product and self.columns > 1 and not self.name.startswith(("word e", "output m", "vision "))
 
     @property
     def elements(self) -> int:
