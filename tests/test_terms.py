@@ -18,6 +18,7 @@ from made_documents import DOCUMENTS, job_of, language_of, main, reference_table
 
 from memplan.engine.build import build_ledger
 from memplan.engine.layers.modules import Mode
+from memplan.engine.layers.vision.tower_trace import copies_in
 from memplan.engine.micro_step import policy_mode, policy_plan
 from memplan.engine.tail_trace import TailTrace, tail_trace, trace_tail
 from memplan.engine.traces import trace_layer
@@ -244,7 +245,7 @@ def saved_per_token(recipe: Recipe) -> float:
     """What the engine's tape of one layer keeps, without autocast's copies of weights."""
     rows, length = 8, recipe.batch.sequence_length
     trace = trace_layer(recipe.model.runs[0].layer, policy_mode(recipe), rows, length, "plain")
-    return (trace.saved.size - trace.casts) / (rows * length)
+    return (trace.saved.size - copies_in(trace)) / (rows * length)
 
 
 @pytest.mark.parametrize("name", QUICK_REFERENCES)

@@ -65,7 +65,7 @@ def _kept(plan: PassPlan) -> int:
 
         return kept_at_least(*layers_alone(plan._replace(gradients="keep"), False))
     traces, other = _traces(plan), unfused(plan)
-    more = _with_casts(other, _traces(other)) - _with_casts(plan, traces) if other else 0
+    more = _with_casts(_traces(other)) - _with_casts(traces) if other else 0
     return sum(trace.saved.size for trace in traces) + max(0, more)
 
 
@@ -73,9 +73,9 @@ def _traces(plan: PassPlan) -> list[LayerTrace]:
     return trace_layers(plan, False, to_the_end=False)[0]
 
 
-def _with_casts(plan: PassPlan, traces: list[LayerTrace]) -> int:
+def _with_casts(traces: list[LayerTrace]) -> int:
     """What they save, with autocast's copies that no node holds."""
-    return sum(trace.saved.size for trace in traces) + sum(plan.casts_apart(traces))
+    return sum(trace.saved.size + trace.casts for trace in traces)
 
 
 def _kept_forward(parts: Any) -> int:

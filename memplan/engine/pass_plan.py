@@ -1,14 +1,13 @@
 """What one pass of the model through a step needs to know, all resolved; and what runs before the first layer, in
 bytes: steps of the embedding, a tower, inputs of all layers; most models have none."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from memplan.engine.layers.modules import Mode
 from memplan.engine.losses.heads import Head
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
 from memplan.engine.programs import Programs
-from memplan.engine.traces import LayerTrace
 from memplan.spec.groups import ImageBatch
 from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
@@ -64,14 +63,6 @@ class PassPlan(NamedTuple):
     def gradients_of(self, style: PassStyle) -> GradientMode:
         """How gradients arrive in layers of one style."""
         return self.nested if self.nested and style == "reentrant" else self.gradients
-
-    def casts_apart(self, layers: "Sequence[LayerTrace]") -> list[int]:
-        """Bytes of each layer's autocast copies of weights that autocast alone holds, and no node."""
-        if self.style == "plain" and not self.mode.offload:
-            return [0] * len(layers)
-        if self.mode.offload or not self.mode.recompute.is_partial:
-            return [trace.casts for trace in layers]
-        return [0 if self.style_of(i) == "plain" else trace.casts for i, trace in enumerate(layers)]
 
     @property
     def tower(self) -> "TowerPlan | None":

@@ -6,7 +6,6 @@ other kind."""
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
-from operator import add
 
 from memplan.engine.parallel.fsdp1.flat_parameters import mode_of_layer
 from memplan.engine.pass_plan import NO_FRONT, NO_TOWER, TOWERS, PassPlan
@@ -35,7 +34,7 @@ class TracedPass:
         self.tail: TailTrace = trace_tail(
             plan.spec, mode, plan.rows, plan.length, plan.head, grad, plan.gradients, reached or not grad
         )
-        kept = map(add, (trace.saved.size for trace in self.layers), plan.casts_apart(self.layers))
+        kept = (trace.saved.size + trace.casts for trace in self.layers)
         self.saved_before: list[int] = list(accumulate(kept, initial=0))
 
     def _traced_layers(self) -> tuple[list[LayerTrace], bool]:

@@ -146,7 +146,7 @@ def enter_critic_outputs(ledger: Ledger, recipe: Recipe, critic: TracedPass) -> 
         ).formula("T × (L + 1) × h × bytes", _stream_bytes(critic)).since(
             "the wrapper names the critic's outputs", source
         )
-    casts = sum(trace.casts for trace in critic.layers) if critic.plan.style != "plain" else 0
+    casts = sum(trace.casts for trace in critic.layers)
     ledger.add(
         "autocast copies of the critic's weights",
         "autocast_weights",

@@ -59,7 +59,7 @@ class LayerTrace(NamedTuple):
     saved: Alive
     """Alive after its forward: what its nodes hold, without its output."""
     casts: int
-    """Autocast copies of its weights, alive while autocast is open."""
+    """Autocast copies of its weights that no node holds: alive while autocast is open."""
     forward: Alive
     """The most within its forward: input, transients, what is saved so far."""
     backward: dict[str, Alive]
@@ -151,7 +151,6 @@ def layer_trace(
     itemsize = (mode.numerics.autocast or itemsize) if layer.projected_input else itemsize
     tape.grad_enabled, tape.shared_casts = style in ("plain", "checkpoint"), mode.shared_casts
     frame = tape.start_hollow(mode.recompute.policy) if style == "checkpoint" else None
-
     away = OFFLOADS[mode.offload]() if mode.offload and style != "no-grad" else None
     if style == "plain":
         tape.offload = away
@@ -175,6 +174,7 @@ def layer_trace(
     keeps_input = style != "plain" or (watched is not None and watched() is not None)
     keeps_logits = recorded is not None and recorded() is not None
     tape.leave_autocast()
+    casts -= casts_of(tape)
     if away is not None:
         away.settle()
         away.host_bytes += boundary if style != "plain" else 0

@@ -210,10 +210,10 @@ class Cut:
         """A storage to a layer, or to what is shared."""
         tag, played, turn = self.tape.tags[number], self.played, self.count + 1
         layer, reader = self._layer_at(born), played.run.inputs.numbers.get(number, OUTSIDE)
-        if tag.category == "autocast_weights" and played.begins <= born < played.layers_end <= died and layer >= 0:
+        cast = tag.category == "autocast_weights" and played.begins <= born < played.layers_end <= died and layer >= 0
+        if cast and (self.plan.mode.offload or self.plan.style_of(layer) != "plain"):
             self.casts[layer] += size
-            if last < turn and (self.plan.mode.offload or self.plan.style_of(layer) != "plain"):
-                last = self.places[FORWARD, layer, ""]
+            last = self.places[FORWARD, layer, ""] if last < turn else last
         lasts = last if died < len(self.tape.events) else len(self.at)
         if born < played.begins:
             self._share(tag, size, -1, lasts)

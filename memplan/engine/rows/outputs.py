@@ -20,7 +20,7 @@ def loss_and_casts(traced: TracedPass, ends: Alive, instants: list[str]) -> tupl
         return loss, instants[2]
     if plan.head.program not in INSIDE:
         return loss, instants[1]
-    casts = sum(plan.casts_apart(traced.layers))
+    casts = sum(trace.casts for trace in traced.layers)
     own, later = forward.get("own-loss", loss), (forward.get(point, NOTHING) for point in ("outputs", "log"))
     after = max(later, key=lambda alive: alive.size)
     return (after, instants[1]) if after.size > own.size + casts else (own, instants[2])

@@ -83,10 +83,8 @@ class PassRows:
 
     def _enter_casts(self, until: str) -> None:
         """Autocast's copies of the weights of layers that save nothing themselves: alive while autocast is open."""
-        if self.traced.plan.style == "plain" and not self.traced.plan.mode.offload:
-            return
         first, name = self.traced.forward_layer, self.traced.plan.name
-        copies = self.traced.plan.casts_apart(self.traced.layers)
+        copies = [trace.casts for trace in self.traced.layers]
         for label, casts, born in (
             ("layers before", copies[:first], f"{name}.layer-forward"),
             ("last layers", copies[first:], f"{name}.forward"),

@@ -70,13 +70,13 @@ def stretch_of(plan: TowerPlan) -> Stretch:
     first = front(plan)
     layers, reached = blocks(plan, first)
     last = tail(plan, reached and plan.style != "no-grad")
-    plain, used = plan.style == "plain", plan.tower.used_blocks
+    used = plan.tower.used_blocks
     embedded = plan.rows * plan.length * plan.hidden_size * plan.mode.residual_itemsize
-    saved, beyond, before = first.saved + first.casts * (not plain), 0, []
+    saved, beyond, before = first.saved + first.casts, 0, []
     for i, layer in enumerate(layers):
         before.append(saved)
         if i < used:
-            saved += layer.saved.size + layer.casts * (not plain)
+            saved += layer.saved.size + layer.casts
         else:
             beyond += layer.saved.size + layer.boundary
     if beyond and layers[used].keeps_input:
@@ -88,6 +88,11 @@ def stretch_of(plan: TowerPlan) -> Stretch:
     leaf = embedded if plan.leaf and plan.style != "no-grad" else 0
     end = saved + beyond + last.forward + first.locals
     return Stretch(plan, first, layers, last, reached, before, saved, beyond, end, embedded, leaf, shared + mask, kept)
+
+
+def copies_in(layer: LayerTrace) -> int:
+    """Autocast's copies of weights that its nodes hold."""
+    return sum(size for tag, size in layer.saved.tags.items() if tag.category == "autocast_weights")
 
 
 @lru_cache(maxsize=256)
@@ -110,11 +115,11 @@ def trace_tower(plan: TowerPlan) -> TowerTrace:
     alone, worst = max(alone, ends), max(worst, ends + gradients * keep)
     gradients += first.gradients
     trains = last.reached or first.reached or got.reached
-    copies = 0 if plain else first.casts + sum(layer.casts for layer in layers[:used])
+    copies = first.casts + sum(layer.casts for layer in layers[:used])
     beside = got.beyond * plan.tower.in_outputs  # states and graphs of blocks that nobody reads
     held, more = last.locals + got.beyond - beside, got.kept + got.leaf
     unread = layers[used:] if plain else ()  # whose graphs hold their copies, where they have some
-    idle = sum(max(0, layer.casts - layer.saved.size * plan.tower.in_outputs) for layer in unread)
+    idle = sum(layer.casts + (0 if plan.tower.in_outputs else copies_in(layer)) for layer in unread)
     everything = got.saved + got.kept * (trains and grad) - copies + last.saved + got.leaf
     outer = last.outputs + beside + idle
     if not trains:
