@@ -663,3 +663,17 @@ def test_a_loop_of_its_own_under_a_known_scripts_words_is_unclear() -> None:
     )
     assert found.fits == "unclear"
     assert "training loop of the program's own" in found.text, found.text
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--evaluation_strategy no", True),
+        ("--evaluation_strategy no --flash_attn True", False),
+        ("--eval_strategy no", False),
+    ],
+)
+def test_a_script_of_any_older_transformers_says_that_its_attention_may_be_eager(more: str, said: bool) -> None:
+    line = f"{PLAIN} --lora_r 8 --model_max_length 512 {more}".replace("Qwen/Qwen2.5-0.5B", "lmsys/vicuna-7b-v1.5")
+    found = check(line, "fastchat/train/train_lora.py")
+    assert any("until then eager" in each for each in found.assumed) == said, found.assumed

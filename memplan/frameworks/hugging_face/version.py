@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Framework, Origin
+from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.draft import UNTIL, Draft
 from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.hugging_face.dialect_scripts import Script
 from memplan.frameworks.project.pinned import pinned
+from memplan.tables.families import SDPA_SINCE
 from memplan.tables.trainer import version_key
 from memplan.tables.trainers import TRAINERS, find_trainer
 
@@ -119,11 +121,15 @@ def beside_torch(path: str, draft: Draft) -> None:
     what it steps on beside one on which it is not fused; said of a whole model where nothing pins it."""
     mine, whose = pinned(path, "torch")
     chosen = "attention" in draft.given or "unsloth" in draft.facts or draft.values.get("attention", "sdpa") != "sdpa"
-    told = draft.origins.get("attention")
+    told, newest = draft.origins.get("attention"), draft.origins.get("trainer_version")  # that the file may be of
+    since = SDPA_SINCE.get(family_of(draft.said), "") if newest and "until transformers" in newest.text else ""
     if mine and not chosen and (told is None or told.kind != FILE) and version_key(mine) < SDPA_ON:
         draft.values.pop("attention", None)
         why = f"{whose} pins torch {mine}, and transformers takes SDPA from 2.1.1 on"
         draft.put("attention", "eager", Origin(DEFAULT, why))
+    elif since and not chosen and told is None and draft.version >= version_key(since):
+        why = f"transformers {since} and newer{UNTIL}then eager, which keeps all scores"
+        draft.put("attention", "sdpa", Origin(DEFAULT, why))
     if (mine and version_key(mine) >= FUSED_ON) or not _fused_by_default(draft):
         return
     why = f"torch 2.8 and newer{UNTIL}2.7 foreach, which copies what it steps on"
