@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from memplan.engine.allocator.events import step_events
 from memplan.engine.build import build_ledger
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.ddp import Tensor, buckets
 from memplan.engine.parallel.fsdp1.flat_parameters import root_trains
 from memplan.engine.parallel.fsdp2.frame import Unit
+from memplan.engine.play.ddp import InBucket, buckets
 from memplan.engine.play.sharding import Groups, Sizes
 from memplan.engine.play.units import policy_groups
 from memplan.engine.tensors import model_weights
@@ -287,7 +287,7 @@ def test_shard_grad_op_keeps_every_layer() -> None:
 
 
 def test_buckets_are_cut_as_the_reducer_cuts_them() -> None:
-    half = Tensor(MiB // 8, 1, 4)
+    half = InBucket(MiB // 8, 1, 4)
     cut = buckets([half] * 60, 25 * MiB, MiB)
     assert [len(bucket) for bucket in cut] == [2, 50, 8]
 

@@ -14,7 +14,7 @@ from memplan.engine.micro_step import hands_over, instants_of, shares_casts, sta
 from memplan.engine.model_states import enter_states
 from memplan.engine.overhead import enter_overhead
 from memplan.engine.parallel.fsdp2.units import gathers
-from memplan.engine.parallel.sharding import enter_sharding, held, kept_gradients
+from memplan.engine.parallel.sharding import held, kept_gradients, main_gradients
 from memplan.engine.passes import TracedPass
 from memplan.engine.resident_models import enter_other_forwards, enter_residents, enter_waiting_reference
 from memplan.engine.rollouts import enter_critic_outputs, enter_rollout, enter_step_outputs, enter_teacher
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memplan.engine.parallel.zero.stage3 import Orders
 
 STEP = "step.optimizer"
-REDUCTIONS, STAGE3 = "memplan.engine.parallel.zero.reductions", "memplan.engine.parallel.zero.stage3"
+BUCKETS, REDUCTIONS, STAGE3 = (f"memplan.engine.parallel.zero.{name}" for name in ("buckets", "reductions", "stage3"))
 
 
 class Parts:
@@ -190,17 +190,19 @@ def _enter_pipeline(ledger: Ledger, parts: Parts) -> None:
 
 
 def _enter_sharding(ledger: Ledger, parts: Parts) -> None:
-    if parts.recipe.zero_stage >= 0:
-        if not parts.recipe.evaluating:
-            from memplan.engine.parallel.zero.buckets import enter_zero
+    recipe = parts.recipe
+    if recipe.zero_stage >= 0 and not recipe.evaluating:
+        import_module(BUCKETS).enter_zero(ledger, recipe, _stepped(parts), parts.backwards[-1])
+    elif recipe.zero_stage == 3:
+        import_module(STAGE3).enter_lasting(ledger, recipe, parts.weights)
+    elif recipe.in_units:
+        from memplan.engine.parallel.fsdp.rows import enter_units
 
-            enter_zero(ledger, parts.recipe, _stepped(parts), parts.backwards[-1])
-        elif parts.recipe.zero_stage == 3:
-            from memplan.engine.parallel.zero.stage3 import enter_lasting
+        enter_units(ledger, recipe, _stepped(parts), list(parts.passes))
+    elif recipe.several and recipe.sharding.name == "ddp" and not main_gradients(recipe):
+        from memplan.engine.parallel.ddp import enter_ddp
 
-            enter_lasting(ledger, parts.recipe, parts.weights)
-    else:
-        enter_sharding(ledger, parts.recipe, _stepped(parts), list(parts.passes))
+        enter_ddp(ledger, recipe, _stepped(parts))
 
 
 def _enter_reductions(ledger: Ledger, parts: Parts) -> None:

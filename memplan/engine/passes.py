@@ -109,12 +109,12 @@ class TracedPass:
         name = self.plan.name
         tail = [f"{name}.{point}" for point in ("loss-backward", "head-backward", "final-norm-backward")]
         tail += [f"{name}.tail-reduce"] if self.plan.in_units else []
-        layers = [instant for i in self.backward_layers for instant in self._all_instants(i)]
+        layers = [instant for i in self.backward_layers for instant in self.all_instants(i)]
         vision = [f"{name}.vision-backward"] if self.vision.forward else []
         inputs = [f"{name}.inputs-backward"] if self.stack and self.stack.after.size else []
         return [*tail, *layers, *inputs, *vision, f"{name}.embedding-backward"]
 
-    def _all_instants(self, i: int) -> list[str]:
+    def all_instants(self, i: int) -> list[str]:
         """Instants of one layer's backward, the reduction of its gradients included."""
         found = [instant for instant, _ in self.layer_instants(i)]
         return found if found[-1] == self.end_of(i) else [*found, self.end_of(i)]

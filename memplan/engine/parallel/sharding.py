@@ -4,7 +4,7 @@ DeepSpeed 0.19 (runtime/zero), torch 2.13 DDP (nn/parallel/distributed.py, reduc
 (distributed/fsdp/_fully_shard). ``N`` is the number of ranks that share the states."""
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp2.units import FP32, adds_in_place, gathers, has_tail, upcasts, waits_for_reduction
@@ -13,9 +13,6 @@ from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.tables.styles import Bucket, GradientMode
-
-if TYPE_CHECKING:
-    from memplan.engine.parallel.fsdp.question import Stage
 
 
 class KeptGradients(NamedTuple):
@@ -146,19 +143,6 @@ def kept_gradients(recipe: Recipe, waits: bool = False) -> KeptGradients:
         tail="tail-reduce" if has_tail(recipe) else "",
         views=waits and recipe.sharding.name == "fsdp",
     )
-
-
-def enter_sharding(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: "list[Stage]") -> None:
-    """Buffers of DDP and FSDP over the passes of a micro-step (ZeRO's: ``deepspeed``)."""
-    if recipe.several and recipe.sharding.name == "ddp":
-        if not main_gradients(recipe):
-            from memplan.engine.parallel.ddp import enter_ddp
-
-            enter_ddp(ledger, recipe, weights, gradient_itemsize)
-    elif recipe.in_units:
-        from memplan.engine.parallel.fsdp.rows import enter_units
-
-        enter_units(ledger, recipe, weights, passes)
 
 
 def takes_gradients(recipe: Recipe) -> bool:

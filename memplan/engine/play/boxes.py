@@ -103,7 +103,7 @@ class Boxes:
         self.root, self.first, self.last = (list[Param](), list[Param](), list[Param]())
         self.layers: list[list[Param]] = []
         self.tower: dict[object, list[Param]] = {}
-        if groups is None or not isinstance(hooks, Fsdp2):
+        if groups is None:
             return
         self.root, self.first, self.last = (self._of(each, OUTSIDE) for each in groups.ends)
         self.layers = [self._of(each, i) for i, each in enumerate(groups.layers)]
@@ -138,14 +138,14 @@ class BoxRun:
         hooks.name = half.name
         hooks.begin()
         note("embedding")
-        tied = boxes.last if self._opens and half.embedded else []  # both gradients are there when the embedding's is
+        tied = boxes.last if hooks.opens and half.embedded else []  # both gradients are there when the embedding's is
         ends = [*boxes.first, *tied]
         x = hooks.embedded(self._box(self._nothing(), "embedding-backward", 0, ends, half.embedded))
         x = self._through_tower(x) if half.tower else x
         for i in range(self.count):
             note("opens", i)
             x = hooks.before(i, x)
-            if boxes.rules.forward_prefetch and boxes.rules.apart and isinstance(hooks, Fsdp1):
+            if boxes.rules.forward_prefetch and boxes.rules.apart:
                 note("ahead", i)
                 hooks.gathers_ahead(i)
             note("forward", i)
@@ -155,8 +155,8 @@ class BoxRun:
                 param.node = None
             x = self._box(x, "late-backward", i, [], x.needs_grad) if boxes.rules.apart else x
             x = hooks.after(i, self._box(x, "backward", i, params, not half.back or half.back[i]))
-            if nested and boxes.rules.wrapped_within and isinstance(hooks, Fsdp1):
-                hooks.layers[i].hooked = False  # it ran without a graph
+            for group in hooks.layers[i : i + 1] if nested and boxes.rules.wrapped_within else ():
+                group.hooked = False  # it ran without a graph
             x = self._box(x, "opens-backward", i, [], x.needs_grad)
         note("ends")
         x = hooks.tail(x)
@@ -171,10 +171,6 @@ class BoxRun:
 
     def _note(self, what: str, place: int = 0) -> None:
         self.tape.note(self.half.name, what, place)
-
-    @property
-    def _opens(self) -> bool:
-        return isinstance(self.hooks, Fsdp2) and self.hooks.opens
 
     def _nothing(self) -> Tensor:
         return self.tape.new(NOTHING, 1, "")

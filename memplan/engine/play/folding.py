@@ -70,8 +70,9 @@ class Fold(NamedTuple):
 
     def shorten(self, sharding: Sharding) -> Sharding:
         """Hooks of the layers that are played."""
-        if isinstance(sharding, Fsdp2) and len(sharding.layers) == self.layers:
-            del sharding.layers[self.behind : self.behind + self.skipped]
+        layers, end = sharding.layers, self.behind + self.skipped
+        if len(layers) == self.layers:
+            sharding.layers = [*layers[: self.behind], *layers[end:]]
         return sharding
 
 

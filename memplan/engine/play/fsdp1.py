@@ -4,7 +4,7 @@ torch 2.13 distributed/fsdp/_runtime_utils.py (``_pre_forward``, ``_pre_backward
 ``_reduce_grad``) and _flat_param.py (``_alloc_padded_unsharded_flat_param``)."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memplan.engine.play.fsdp2 import GATHERING, REDUCING, Fsdp2
 from memplan.engine.play.sharding import LAUNCHES, Group
@@ -93,7 +93,7 @@ class Fsdp1(Fsdp2):
         if self.ends and param in self.ends:
             self.gathers_ahead(self.ends[param])
 
-    def gathers_ahead(self, layer: int) -> list[Group]:
+    def gathers_ahead(self, layer: int) -> Sequence[Group]:
         """The next layer, but in a recomputation."""
         ahead = self.layers[layer + 1 : layer + 2] if layer > self.entered else []
         self.entered = max(self.entered, layer)

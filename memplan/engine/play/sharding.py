@@ -1,7 +1,7 @@
 """What divides the model states does within a step: hooks on the play, which do nothing on one GPU; and what FSDP
 gathers and reduces together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from memplan.engine.parallel.fsdp2.frame import Unit
@@ -21,6 +21,10 @@ class Sharding:
     """Some backward of the step reduces nothing."""
     reduces = True
     """This one does."""
+    layers: "Sequence[Group]" = ()
+    """Units of the layers."""
+    opens = False
+    """The head is gathered with the embedding, to which it is tied."""
     wrapped_within = False
     """A reentrant checkpoint calls the wrapped layer: hooks run in its recomputation, and only there with a graph."""
 
@@ -49,6 +53,10 @@ class Sharding:
     def after_block(self, place: object, y: Tensor) -> Tensor:
         """It has."""
         return y
+
+    def gathers_ahead(self, layer: int) -> "Sequence[Group]":
+        """The last adapter of a layer is about to run: the next layer, where that is gathered then."""
+        return ()
 
     def held(self, scope: object, leaf: Tensor, grads: list[Tensor | None]) -> None:
         """A reentrant checkpoint of a layer has run back: its input, and the gradients of that."""

@@ -32,9 +32,11 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
 
         return policy_units(recipe, tape, weights)
     if recipe.several and recipe.sharding.name == "ddp":
-        from memplan.engine.play.ddp import Ddp
+        from memplan.engine.play.ddp import Ddp, gradients_of
 
-        return Ddp(recipe, tape, weights)
+        ddp = Ddp(recipe.sharding.ddp, recipe.sharding.gradient_as_bucket_view, tape, gradients_of(recipe, weights))
+        ddp.late = not recipe.sharding.sync_each_batch
+        return ddp
     if recipe.zero_stage == 0:
         from memplan.engine.play.zero.whole import Whole
 

@@ -1,10 +1,15 @@
 """Rows of the routers' load-balancing loss: recorded logits from layer to tail, their gradients from tail to layer."""
 
+from itertools import accumulate
+
 from memplan.engine.layers.moe.load_balancing_loss import handing, logits_itemsize
 from memplan.engine.ledger import Ledger
+from memplan.engine.parallel.held_rows import enter_held
 from memplan.engine.passes import TracedPass
 
 SOURCE = "transformers 5.23 models/mixtral/modeling_mixtral.py: load_balancing_loss_func; utils/output_capturing.py"
+WAITING = "temporaries", "gradients of router logits"
+WHY = "the load-balancing loss runs back before the layers do, and leaves all of them at once"
 
 
 def enter_router_forward(ledger: Ledger, traced: TracedPass) -> None:
@@ -20,42 +25,18 @@ def enter_router_forward(ledger: Ledger, traced: TracedPass) -> None:
 
 
 def enter_router_backward(ledger: Ledger, traced: TracedPass) -> None:
-    """Gradients of the logits of layers that have not run back yet: the loss left all of them at once."""
+    """Gradients of the logits of layers that have not run back yet; where they are views of one, all of it."""
     plan = traced.plan
     if plan.mode.router.how != "read":
         return
-    sizes = [0 if plan.style_of(i) == "reentrant" else size for i, size in enumerate(logits_of(traced))]
-    born = ledger.after(f"{plan.name}.final-norm-backward")
-    chosen = traced.backward_layers
-    if plan.mode.router.stacked:
-        _enter(
-            ledger,
-            range(len(sizes)),
-            sum(sizes),
-            born,
-            traced.end_of(0),
-            "views of one, which waits for the first layer",
-        )
-        return
-    for position, i in enumerate(chosen):
-        first = next(traced.layer_instants(i))[0]
-        below = chosen[position + 1] if position + 1 < len(chosen) else -1
-        for layers, dies in ((range(i, i + 1), ledger.before(first)), (range(below + 1, i), traced.end_of(i))):
-            size = sum(sizes[j] for j in layers)
-            if not size or (position == 0 and len(layers) == 1 and ledger.index[born] > ledger.index[dies]):
-                continue
-            _enter(ledger, layers, size, born, dies, "the load-balancing loss runs back before the layers do")
-
-
-def _enter(ledger: Ledger, layers: range, size: int, born: str, dies: str, why: str) -> None:
-    """A row of gradients that wait for these layers."""
-    ledger.add(f"gradients of router logits, {_named(layers)}", "temporaries", size, born, dies).formula(
-        "layers × T × E × bytes", len(layers), size // len(layers)
-    ).since(why, SOURCE)
-
-
-def _named(layers: range) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+    sizes = (0 if plan.style_of(i) == "reentrant" else size for i, size in enumerate(logits_of(traced)))
+    *below, every = accumulate(sizes, initial=0)
+    held = {ledger.after(f"{plan.name}.final-norm-backward"): every}
+    for i in traced.backward_layers:
+        held |= dict.fromkeys(traced.all_instants(i), every if plan.mode.router.stacked else below[i])
+    held[ledger.after(traced.end_of(0))] = 0
+    things = {instant: {WAITING: size} if size else {} for instant, size in held.items()}
+    enter_held(ledger, things, {WAITING[1]: ("layers that wait × T × E × bytes", WHY, SOURCE)})
 
 
 def logits_of(traced: TracedPass) -> list[int]:
