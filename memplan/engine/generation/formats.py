@@ -64,6 +64,8 @@ each row (vllm 0.10 layers/quantization/utils/marlin_utils_fp8.py: prepare_fp8_l
 MACHETE, UNNESTED = (0, 19, 0), (0, 9, 2)
 """AWQ's linears take it on Hopper since (vllm 0.19 awq_marlin.py: choose_mp_linear_kernel); bitsandbytes' scales that
 are quantised too are multiplied out as they load since (vllm 0.9.2 bitsandbytes_loader.py: _dequantize_dq)."""
+WHILE_LOADING = {"nf4": "nf4-double"}
+"""What is quantised as it loads has its scales quantised too (vllm 0.8 bitsandbytes_loader.py: compress_statistics)."""
 EXPERTS_ALONE = frozenset({"mxfp4"})
 """Formats of routed experts, beside which all else is in 16 bits (gpt-oss)."""
 
@@ -103,7 +105,7 @@ def served(of: Generator) -> Served:
     asked, stored = of.quantization, of.model.quantization
     own = OWN_FORMATS.get(stored.form) if stored else "none"
     if asked != "none" and asked != (own or "").partition("-")[0]:
-        return Served(asked, plain=frozenset((USUAL,) if asked == "nvfp4" else ()))
+        return Served(WHILE_LOADING.get(asked, asked), plain=frozenset((USUAL,) if asked == "nvfp4" else ()))
     if stored is None:
         return Served()
     if own is None:

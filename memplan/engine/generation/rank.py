@@ -48,7 +48,8 @@ def of_mxfp4(engine: str, version: str, architecture: str) -> Padding:
     known = version_of(version) if engine == "vllm" and architecture == HOPPER else UNPADDED
     if BY_TRITON <= known < UNPADDED:
         return PADDED_VALUES
-    return MXFP4.get(BEFORE_HOPPER[0] if known < BY_TRITON else architecture, Padding())
+    told = architecture if known >= BY_TRITON and architecture in MXFP4 else BEFORE_HOPPER[0]
+    return MXFP4[told]
 
 
 class Rank(NamedTuple):

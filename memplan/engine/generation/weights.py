@@ -28,8 +28,9 @@ TOGETHER = {
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up"),
     **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "qkv_a"),
     **dict.fromkeys(("wk", "weights_proj"), "wk_weights"),
+    **dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz"),
 }
-"""Linears that are one tensor (QKVParallelLinear, MergedColumnParallelLinear; vllm 0.20 deepseek_v2.py)."""
+"""Linears that are one tensor (QKVParallelLinear, MergedColumnParallelLinear; vllm 0.20 deepseek_v2.py, qwen3_5.py)."""
 NEVER_QUANTISED = ("wk", "weights_proj")
 """Of an indexer: they are one tensor in 16 bits, whatever the checkpoint has (vllm 0.20 deepseek_v2.py: Indexer)."""
 
