@@ -48,7 +48,11 @@ def eight_of(recipe: Recipe) -> Eight | None:
         kind = recipe.megatron.narrow
         return Eight(CASTS[kind], itemsize=0.5 if recipe.megatron.fp4_format else 1.0) if kind else None
     own = recipe.operators.kernels.float8
-    return Eight(CAST_COMPILED if own.fused else CAST_ALONE, own.weight_gradient, experts=False) if own else None
+    if own is None:
+        return None
+    theirs = CASTS["mxfp8" if own.block else "delayed"]  # TransformerEngine's modules
+    cast = theirs if own.layouts else CAST_COMPILED if own.fused else CAST_ALONE
+    return Eight(cast, own.weight_gradient, experts=False)
 
 
 class Layout(NamedTuple):

@@ -1,12 +1,13 @@
 """How states are split and stored: sharding, precision, the optimizer's implementation.
 
-Products in float8 by torchao, resolved: what torchao, torchtitan and accelerate run them with."""
+Products in float8, resolved: what torchao, torchtitan and accelerate run them with."""
 
 from typing import NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.gpus import find_gpu
 from memplan.resolve.notes import Notes
+from memplan.spec.gpu import BLACKWELL, Gpu
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.tables.precisions import CAPABILITY, FLOAT8, PRECISIONS, Float8, Precision
@@ -160,6 +161,8 @@ def _auto_precision(job: Job, trainer: Trainer, spec: ModelSpec, split: Split, l
 
 RUNS = ("none", "ddp", "fsdp2")
 """accelerate 1.15 accelerator.py: torchao's fp8 needs FSDP2, one GPU or DDP."""
+RUNS_TE = (*RUNS, "zero0", "zero1", "zero2", "zero3")
+"""FSDP1 hands accelerate the model alone (transformers 5.24 trainer.py), and _prepare_te refuses it."""
 
 
 def float8(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: Notes) -> Float8:
@@ -167,33 +170,57 @@ def float8(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: N
     gathers = job.fsdp.float8_all_gather
     if job.float8 == "none":
         raise InvalidJob("fsdp.float8_all_gather: needs float8", "add float8: tensorwise")
+    how = FLOAT8[job.float8]
     sharding = job.sharding or ("none" if job.zero_stage is None else f"zero{job.zero_stage}")
     half = (stored.autocast or stored.compute_itemsize) == 2 and job.dtype != "fp16"
+    blocks = how.layouts and (how.block or TE_ROWS)
+    leave = "leave float8 out"
     for bad, what, hint in (
         (trainer.megatron, f"under {trainer.title}", "use megatron: {fp8_format: hybrid}"),
-        (sharding not in RUNS, f"under {sharding}", "use sharding fsdp2, or leave float8 out"),
-        (job.lora is not None or job.quantization != "none", "with adapters or a quantised base", "leave float8 out"),
+        (sharding not in (RUNS_TE if how.layouts else RUNS), f"under {sharding}", f"use sharding fsdp2, or {leave}"),
+        (job.lora is not None or job.quantization != "none", f"with adapters or a quantised base{_asks(how)}", leave),
+        (how.layouts and job.freeze, f"with frozen weights{_asks(how)}", leave),
+        (how.layouts and spec.tied, "with a tied head, which accelerate's conversion unties", leave),
+        (how.layouts and job.compile, "with compile", "leave one of them out"),
+        (how.block and not how.layouts and not job.compile, "without compile", "set compile: true"),
         (job.tensor_parallel > 1, "with tensor_parallel", "leave one of them out"),
-        (spec.tower is not None or spec.encoder is not None, f"for {spec.family}", "leave float8 out"),
+        (spec.tower is not None or spec.encoder is not None, f"for {spec.family}", leave),
         (job.kernels not in ("none", "liger"), f"with kernels {job.kernels}", "leave one of them out"),
         (job.tiled_mlp > 0, "with tiled_mlp", "leave one of them out"),
         (not half, "outside bf16", "use precision bf16-amp or bf16"),
         (gathers and (sharding != "fsdp2" or job.float8 != "tensorwise"), "with float8_all_gather", "use fsdp2"),
-    ):
+        (blocks and job.batch_size * job.sequence_length % blocks, f"in rows that are no multiple of {blocks} tokens",
+         f"use a sequence_length that is a multiple of {blocks}, as pad_to_multiple_of makes"),
+    ):  # fmt: skip
         if bad:
             raise InvalidJob(f"float8: {job.float8} {what} is not modelled", hint)
-    _check_card(job)
+    gpu = _card(job, how)
+    if how.layouts:
+        notes.assume(f"float8: {job.float8}, TransformerEngine's linears in place of all others, the head's too; read "
+                     "from its code, with copies of weights saved until backward: nothing is measured")  # fmt: skip
+        either = gpu is not None and gpu.capability >= BLACKWELL and not how.block
+        return how._replace(layouts=1) if either else how
     notes.assume(
         f"float8: {job.float8}, torchao's linears in the layers; the head and experts in stacked tensors stay bf16"
         + ("" if job.compile else ". Without compile each cast makes copies in fp32")
     )
-    return FLOAT8[job.float8]._replace(gathered=gathers, fused=job.compile)
+    return how._replace(gathered=gathers, fused=job.compile)
 
 
-def _check_card(job: Job) -> None:
-    gpu = find_gpu(job.gpu) if job.gpu else None
-    if gpu is not None and gpu.vendor == "nvidia" and gpu.capability < CAPABILITY:
+TE_ROWS = 8
+"""Rows of a product in FP8 are a multiple of it (TransformerEngine 2.20 pytorch/utils.py: assert_dim_for_fp8_exec)."""
+
+
+def _asks(how: Float8) -> str:
+    return ", which accelerate's conversion makes trained" if how.layouts else ""
+
+
+def _card(job: Job, how: Float8) -> Gpu | None:
+    """The card. Raises InvalidJob for one that has no such products."""
+    gpu, wanted = find_gpu(job.gpu) if job.gpu else None, CAPABILITY[how.block > 0]
+    if gpu is not None and gpu.vendor == "nvidia" and gpu.capability < wanted:
         raise InvalidJob(
-            f"float8: {job.float8} needs compute capability {CAPABILITY}, and {gpu.name} has {gpu.capability}",
+            f"float8: {job.float8} needs compute capability {wanted}, and {gpu.name} has {gpu.capability}",
             "leave float8 out",
         )
+    return gpu if gpu is not None and gpu.vendor == "nvidia" else None

@@ -186,7 +186,7 @@ class Job(Frozen):
     """What runs state spaces, linear attention and short convolutions: transformers' PyTorch code, or the kernels of
     mamba-ssm, causal-conv1d and flash-linear-attention; auto takes the kernels where a gpu is named."""
     float8: Choice = "none"
-    """Products of the layers' linears in float8 by torchao: the recipe."""
+    """Products of linears in float8: torchao's recipe of the layers', or TransformerEngine's (te) of all."""
     tiled_mlp: Annotated[int, Field(ge=-1, le=10_000), BeforeValidator(int_of_flag)] = 0
     """Tiles of the sequence that feed-forwards run in, made again in backward; true: sequence over hidden of them."""
     compile: bool = False

@@ -1,7 +1,10 @@
 """One row per storage scheme: in which dtype weights, gradients, master weights and optimizer states are kept. And
-torchao's recipes of training with products in float8: what each casts (torchao 0.18 float8/config.py)."""
+recipes of training with products in float8: what each casts (torchao 0.18 float8/config.py; 0.15 prototype/mx_formats;
+TransformerEngine 2.20 pytorch/module/linear.py, as accelerate puts it in)."""
 
 from typing import NamedTuple
+
+from memplan.units import ceil_div
 
 
 class Precision(NamedTuple):
@@ -45,20 +48,32 @@ class Float8(NamedTuple):
     """FSDP2 gathers these weights in float8 (``enable_fsdp_float8_all_gather``)."""
     fused: bool = False
     """Compiled: a cast is one kernel, without copies in fp32."""
+    block: int = 0
+    """Elements that share a scale of one byte; 0: a tensor or a row has one."""
+    layouts: int = 0
+    """TransformerEngine's modules: copies that a product's operand has for forward and backward; 0: torchao's."""
+
+    def low(self, elements: int) -> int:
+        """Bytes of so many elements in float8, with their scales by block."""
+        return elements * LOW + (ceil_div(elements, self.block) if self.block else 0)
 
 
 FLOAT8: dict[str, Float8] = {
     "tensorwise": Float8(rows=False),
     "rowwise": Float8(rows=True),
     "rowwise-gw-hp": Float8(rows=True, weight_gradient=False),
+    "mxfp8": Float8(rows=False, block=32),
+    "te": Float8(rows=False, layouts=2),
+    "te-mxfp8": Float8(rows=False, block=32, layouts=2),
 }
-"""By name; ``rowwise_with_gw_hp`` is torchao's spelling of the last."""
+"""By name; ``rowwise_with_gw_hp`` is torchao's spelling of the third."""
 LOW = 1
 """Bytes of an element in float8."""
 MULTIPLE = 16
 """Linears with sides no multiples stay (torchtitan components/quantization/utils.py; accelerate 1.15 utils/ao.py)."""
-CAPABILITY = 8.9
-"""Compute capability from which cards have such products (torchtitan components/quantization/float8.py)."""
+CAPABILITY = 8.9, 10.0
+"""Compute capability from which cards have such products, and those with scales by block (torchtitan
+components/quantization/float8.py, mx.py)."""
 
 
 def fits(rows: int, columns: int) -> bool:

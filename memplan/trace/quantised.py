@@ -123,6 +123,8 @@ def to_float8(model: torch.nn.Module, how: Float8 | None) -> None:
     """Every linear of the layers that torchao's recipe converts. Raises InvalidJob without torchao."""
     if how is None:
         return
+    if how.layouts or how.block:
+        raise InvalidJob("float8: TransformerEngine's products and MXFP8 run on a card alone", "use float8 tensorwise")
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError:

@@ -7,7 +7,8 @@ heads, K key/value heads, s sequence length, E experts, k experts per token, r L
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from memplan.engine.layers.quantised_linear import float8_linear, quantised_linear
+from memplan.engine.layers.low_linear import in_float8, runs_in_float8
+from memplan.engine.layers.quantised_linear import quantised_linear
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim
@@ -16,7 +17,6 @@ from memplan.spec.groups import Numerics, Operators, Quantised
 from memplan.spec.lora import EMBEDDING, Adapter
 from memplan.spec.parts import Linear, Norm
 from memplan.spec.recompute import Recompute
-from memplan.tables.precisions import fits
 from memplan.tables.styles import FlatAdapters, KeyRepeats, OffloadStyle, RouterUse, SharedCasts
 
 
@@ -224,9 +224,8 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
     if quantised and p.mode.quantised is not None:
         return quantised_linear(p.tape, x, linear, p.mode.quantised, out, label)
     weight = weight_of(p, linear, cast=True)
-    how = p.mode.operators.kernels.float8
-    if how is not None and quantised and not linear.transposed and fits(linear.inputs, linear.outputs):
-        return _in_float8(p, x, linear, weight, out, label)
+    if runs_in_float8(p.mode.operators.kernels.float8, linear, quantised):
+        return in_float8(p, x, linear, weight, out, label)
     if linear.multiplies_view:
         weight = _cast_of_view(p.tape, weight)
     bias = p.param(linear.name + ".bias", linear.outputs) if linear.bias else None
@@ -236,15 +235,6 @@ def _base(p: Pass, x: Tensor, linear: Linear, out: Dim, label: str, quantised: b
         return add_bias(p.tape, ops.linear(p.tape, x, weight, out, label), bias, label)
     keeps = p.mode.saves_inputs and not linear.transposed
     return ops.linear(p.tape, x, weight, out, label, bias, keeps=keeps)
-
-
-def _in_float8(p: Pass, x: Tensor, linear: Linear, weight: Param, out: Dim, label: str) -> Tensor:
-    """torchao's product, and the bias added to it."""
-    from memplan.engine.layers.norms import add_bias
-
-    assert p.mode.operators.kernels.float8 is not None
-    result = float8_linear(p.tape, x, weight, out, label, p.mode.operators.kernels.float8)
-    return add_bias(p.tape, result, p.param(linear.name + ".bias", linear.outputs), label) if linear.bias else result
 
 
 def _cast_of_view(tape: Tape, weight: Param) -> Param:

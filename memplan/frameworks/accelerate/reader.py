@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memplan.errors import InvalidJob
 from memplan.frameworks import deepspeed
 from memplan.frameworks.accelerate.write import LAUNCHING, files_of
 from memplan.frameworks.base import DEFAULT, Draft, Framework, Keys, Origin
@@ -134,15 +135,36 @@ def _mixed_precision(keys: Keys, whole: Keys) -> None:
 
 
 def _fp8(keys: Keys, whole: Keys) -> None:
-    """torchao's recipe where the config names it; without a backend accelerate takes what is installed (accelerate 1.15
-    utils/dataclasses.py: AORecipeKwargs)."""
-    given = Keys(keys.draft, whole.settings.section("fp8_config"), FRAMEWORK)
-    if (given.text("backend") or "").upper() not in ("AO", "TORCHAO"):
-        keys.warn("mixed_precision", "fp8 is counted as bf16: fp8_config names no backend AO")
-        return
-    keys.put("float8", "tensorwise", "mixed_precision")
-    if given.flag("enable_fsdp_float8_all_gather") is not False and whole.has("fsdp_config"):
-        put_inner(keys, "fsdp", "float8_all_gather", True, "mixed_precision")
+    """The recipe of the backend that is named (accelerator.py: fp8_backend, _prepare_te, _prepare_ao)."""
+    given, where = Keys(keys.draft, whole.settings.section("fp8_config"), FRAMEWORK), "mixed_precision"
+    backend = (given.text("backend") or keys.text("fp8_backend") or "").upper()
+    if backend in ("AO", "TORCHAO"):
+        keys.put("float8", "tensorwise", where)
+        if given.flag("enable_fsdp_float8_all_gather") is not False and whole.has("fsdp_config"):
+            put_inner(keys, "fsdp", "float8_all_gather", True, where)
+    elif backend == "TE":
+        keys.put("float8", "te", where)
+        if "true" in str(given.get("override_linear_precision") or keys.get("fp8_override_linear_precision")).lower():
+            keys.warn(where, "products that override_linear_precision keeps out of fp8 are counted in it")
+    elif backend:
+        keys.warn(where, "fp8 is counted as bf16: weights and states in fp8 (MS-AMP) are not modelled")
+    keys.draft.facts["fp8"] = backend
+    keys.draft.finishers["fp8"] = lambda draft: _beside_half(draft, keys.settings.where(where))
+
+
+def _beside_half(draft: Draft, where: str) -> None:
+    """accelerate makes no recipe where the trainer's own bf16 or fp16 is stronger: torchao's is missed, and
+    TransformerEngine's needs none (accelerator.py: __init__). Raises InvalidJob for the first."""
+    backend, (amp, why) = draft.facts["fp8"], draft.facts.get("amp", ("no", Origin(DEFAULT, "")))
+    own = amp != "no" and not why.text.endswith(": mixed_precision")
+    if own and backend in ("AO", "TORCHAO"):
+        what = f"fp8 by torchao beside the trainer's own {amp} makes no recipe, and accelerate stops"
+        raise InvalidJob(f"{where}: {what}", f"set {amp}: false in the trainer's arguments")
+    if own and not backend:
+        draft.remarks.append(f"{where}: fp8 does nothing beside the trainer's own {amp}, where no backend is named")
+    elif not backend:
+        why_not = "fp8 is counted as bf16: accelerate takes torchao where it is installed, else TransformerEngine"
+        draft.warn("mixed_precision", where, why_not, "precision")
 
 
 def _sharding(keys: Keys, over: Keys, kind: str, processes: int) -> None:

@@ -65,9 +65,11 @@ def files_of(job: Job, writing: Writing) -> list[File]:
 
 
 def _float8(job: Job) -> dict[str, Any]:
-    """torchao's recipe, of which accelerate's config has the one. Raises InvalidJob for another."""
+    """torchao's or TransformerEngine's recipe: accelerate's config has one of each. InvalidJob for another."""
     if job.float8 == "none":
         return {}
+    if job.float8 == "te":
+        return {"mixed_precision": "fp8", "fp8_config": {"backend": "TE"}}
     if job.float8 != "tensorwise" or job.sharding == "fsdp":
         raise InvalidJob(f"float8: {job.float8} cannot be said to accelerate's config", "use float8 tensorwise")
     gathers = job.fsdp.float8_all_gather

@@ -19,7 +19,7 @@ def attention(job: Job) -> str:
 
 def arguments(job: Job) -> dict[str, Any]:
     """The shared ones, in the order that people write them."""
-    half = half_of(job)
+    half = half_of(job) if job.float8 == "none" or stage_of(job) is not None else "no"  # beside which no fp8 is made
     values: dict[str, Any] = {
         "per_device_train_batch_size": job.batch_size,
         "gradient_accumulation_steps": job.gradient_accumulation_steps,

@@ -176,15 +176,15 @@ def _data(keys: Keys, method: str) -> None:
 
 
 def _fp8(keys: Keys, method: str) -> None:
-    """torchao's tensorwise products, gathered so under FSDP2: accelerate's own choice, which is told no recipe; in
-    pre-training and supervised fine-tuning alone (train/fp8_utils.py; accelerate 1.15 accelerator.py: __init__)."""
+    """TransformerEngine's products, or torchao's, as accelerate gathers them; in SFT alone (train/fp8_utils.py)."""
     if not keys.flag("fp8") or method != "sft":
         return
-    if keys.text("fp8_backend") == "te" or keys.text("finetuning_type") == "lora" or keys.has("deepspeed"):
+    if keys.text("finetuning_type") == "lora" or keys.has("deepspeed"):
         keys.warn("fp8", "products in fp8 are not modelled")
         return
-    keys.put("float8", "tensorwise", "fp8")
-    keys.draft.finishers["float8"] = _gathered_in_float8
+    keys.put("float8", "te" if keys.text("fp8_backend") == "te" else "tensorwise", "fp8")
+    if keys.text("fp8_backend") != "te":
+        keys.draft.finishers["float8"] = _gathered_in_float8
 
 
 def _gathered_in_float8(draft: Draft) -> None:

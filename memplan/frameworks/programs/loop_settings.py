@@ -29,6 +29,13 @@ def loaders_around(run: Run, scope: ast.AST | None, node: ast.AST) -> list[Thing
     return [each for each in values if isinstance(each, Thing) and each.last == "DataLoader"]
 
 
+def arguments_of(run: Run, backward: Thing, forward: Thing, config: Thing | None) -> Iterator[tuple[str, Any, Place]]:
+    """The Trainer's arguments that say what the loop does."""
+    yield from batches_of(run, backward)
+    yield from precision_of(run, forward)
+    yield from sharding_of(run, config)
+
+
 def batches_of(run: Run, backward: Thing) -> Iterator[tuple[str, Any, Place]]:
     """The batch of the loader that the loop goes through, else the largest; what the others have is evaluated."""
     loaders = [each for each in run.things if each.last == "DataLoader"]
@@ -52,6 +59,8 @@ def precision_of(run: Run, forward: Thing) -> Iterator[tuple[str, Any, Place]]:
         mixed = each.values.get("mixed_precision") if each.last == "Accelerator" else None
         if mixed in ("bf16", "fp16"):
             yield str(mixed), True, each.place
+        elif mixed == "fp8" and float8_of(run) is not None:
+            yield "bf16", True, each.place
         elif mixed not in (None, "no"):
             yield "bf16", Unknown(f"mixed_precision, {getattr(mixed, 'text', mixed)}", each.place), each.place
     for each in forward.values["within"]:
@@ -61,6 +70,21 @@ def precision_of(run: Run, forward: Thing) -> Iterator[tuple[str, Any, Place]]:
             yield known or "bf16", True if known else Unknown("the dtype of autocast", each.place), each.place
         elif isinstance(each, Unknown) and re.search(r"autocast|amp|ctx", each.text):
             yield "bf16", each, each.place
+
+
+RECIPES = {"AORecipeKwargs": "tensorwise", "TERecipeKwargs": "te", "FP8RecipeKwargs": "te"}
+"""accelerate 1.15 utils/dataclasses.py; MS-AMP's, which FP8RecipeKwargs takes where it is installed, is no recipe."""
+
+
+def float8_of(run: Run) -> tuple[str, Place] | None:
+    """The one recipe of products in FP8 that a program makes for accelerate, as far as its arguments are read."""
+    made = [each for each in run.things if each.last.endswith("RecipeKwargs")]
+    if len(made) != 1 or {"config", "module_filter_func", "override_linear_precision"} & set(made[0].values):
+        return None
+    said = made[0].values
+    name = RECIPES.get(made[0].last) if str(said.get("backend", "te")).lower() == "te" else None
+    blocks = "-mxfp8" if said.get("use_mxfp8_block_scaling") is True else ""
+    return (name + blocks, made[0].place) if name else None
 
 
 def sharding_of(run: Run, config: Thing | None) -> Iterator[tuple[str, Any, Place]]:

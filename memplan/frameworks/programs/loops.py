@@ -13,7 +13,7 @@ from memplan.frameworks.programs import lightning
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.changes import MARK
 from memplan.frameworks.programs.engines import INITIALISED
-from memplan.frameworks.programs.loop_settings import batches_of, loaders_around, precision_of, sharding_of, throws_away
+from memplan.frameworks.programs.loop_settings import arguments_of, float8_of, loaders_around, throws_away
 from memplan.frameworks.programs.losses.bound import found_in_loop
 from memplan.frameworks.programs.losses.put import UNREAD, ask_loss, put_bound
 from memplan.frameworks.programs.models import as_it_is
@@ -259,8 +259,9 @@ def _trainer(run: Run, backward: Thing, forward: Thing, turn: _Turn, more: bool 
         trainer.set("optimizer", made[-1], made[-1].place)
     elif made or config is None:
         args.set("optim", Unknown("made where it is not read", place), place)
-    for key, value, where in (*batches_of(run, backward), *precision_of(run, forward), *sharding_of(run, config)):
+    for key, value, where in arguments_of(run, backward, forward, config):
         args.set(key, value, where)
+    trainer.set("?float8", float8_of(run), place)
     args.set("gradient_accumulation_steps", backward.values.get("steps") or _steps(run, turn), place)
     return trainer
 
@@ -283,6 +284,8 @@ def put_loop(trainer: Thing, draft: Draft) -> None:
     turn = trainer.values.get(LOOP)
     if turn is None:
         return
+    if (low := trainer.values.get("?float8")) is not None:
+        draft.put("float8", low[0], Origin(FILE, f"{low[1]}: a recipe for accelerate"))
     draft.remarks.append(f"{trainer.place}: a plain training loop, counted as transformers' Trainer runs it")
     if (unread := trainer.values.get("?unread")) is not None:
         forwards, why = unread

@@ -13,7 +13,7 @@ from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.common.local_models import speaks_of_images
 from memplan.frameworks.files.documents import Document, words
 from memplan.frameworks.torchtitan.older import own_flavor, today
-from memplan.frameworks.torchtitan.write import FLAVORS, FLOAT8, own_of, write
+from memplan.frameworks.torchtitan.write import FLAVORS, FLOAT8, MX, own_of, write
 from memplan.tables.texts import parts_of, settings_in
 from memplan.units import ceil_div
 
@@ -141,23 +141,28 @@ def _model(model: Keys, keys: Keys) -> None:
 
 
 def _converters(names: list[str], model: Keys, keys: Keys) -> None:
-    """Products in float8 by torchao: what is converted, and what FSDP gathers (components/quantization/float8.py)."""
+    """Products in float8 by torchao: what is converted, and what FSDP gathers (quantization/float8.py, mx.py)."""
     for name in names:
-        if name not in ("float8", FLOAT8):
+        if name not in ("float8", FLOAT8, MX):
             model.warn("converters", f"{name[:40]} is not modelled", "quantisation")
             continue
         found = keys
         for part in name.split("."):
             found = found.section(part)
-        found.draft.put("float8", found.text("recipe_name") or "tensorwise", Origin(FILE, f"{name}: converters"))
+        recipe = found.text("recipe_name") or ("mxfp8_cublas" if name == MX else "tensorwise")
+        recipe = "mxfp8" if recipe.startswith("mxfp8_cublas") else recipe
+        found.draft.put("float8", recipe, Origin(FILE, f"{name}: converters"))
         if found.flag("enable_fsdp_float8_all_gather"):
             put_inner(found, "fsdp", "float8_all_gather", True, "enable_fsdp_float8_all_gather")
-        if "output" not in (found.get("filter_fqns") or ()):
+        if "output" not in (found.get("filter_fqns") or (("output",) if name == MX else ())):
             why = (
                 "the head is counted in bf16, and in float8 it needs copies of its weight: filter_fqns names no output"
             )
             model.warn("converters", why, "quantisation")
-        found.close(words("precompute_float8_dynamic_scale_for_fsdp emulate force_recompute_fp8_weight_in_bwd"))
+        found.close(
+            words("""precompute_float8_dynamic_scale_for_fsdp emulate force_recompute_fp8_weight_in_bwd
+            mxfp8_dim1_cast_kernel_choice""")
+        )
 
 
 def _parallel(keys: Keys) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from memplan.frameworks.base import File, Writing
 from memplan.frameworks.files.quoting import comment, toml_value
 from memplan.spec.job import Job
 from memplan.spec.recompute import EVERY, is_by_layer
+from memplan.tables.precisions import FLOAT8 as FLOATS
 from memplan.units import pairs_of
 
 CONFIG = "torchtitan.toml"
@@ -27,6 +28,7 @@ FLAVORS = {
 """Model and flavor -> the Hub's model of that shape."""
 FLOAT8 = "quantize.linear.float8"
 """Its converter of torchao's float8, and the section of its settings."""
+MX = "quantize.linear.mx"
 COMPILED_LOSS = "compiled-cross-entropy"
 """Where the loss alone is compiled."""
 RESHARDS = {"False": "never", "True": "always"}
@@ -56,7 +58,7 @@ def write(job: Job, writing: Writing) -> list[File]:
         what = f"method: {job.method} is" if job.method != "sft" else "lora: adapters are"
         raise InvalidJob(f"{what} not what torchtitan trains", "use sft without lora")
     name, flavor = named[writing.model]
-    low = {"converters": [FLOAT8]} if job.float8 != "none" else {}
+    low = {"converters": [_converter(job)]} if job.float8 != "none" else {}
     sections = {"model": {"name": name, "flavor": flavor, "hf_assets_path": "ASSETS", **low}, **_settings(job)}
     fill = "FILL IN model.hf_assets_path and training.dataset."
     lines = comment(("torchtitan 0.2, as memplan planned it.", *writing.expects, fill))
@@ -64,6 +66,13 @@ def write(job: Job, writing: Writing) -> list[File]:
         lines += ["", f"[{section}]", *(f"{key} = {toml_value(value)}" for key, value in values.items())]
     command = f"{torchrun(job)} -m torchtitan.train --job.config_file {CONFIG}"
     return [File(CONFIG, text="\n".join([*lines, ""])), run_script(command, job, writing.expects)]
+
+
+def _converter(job: Job) -> str:
+    """Of the job's products in float8. Raises InvalidJob for those that it has none of."""
+    if FLOATS[job.float8].layouts:
+        raise InvalidJob(f"float8: {job.float8} is not torchtitan's", "use float8 tensorwise, rowwise or mxfp8")
+    return MX if job.float8 == "mxfp8" else FLOAT8
 
 
 def _settings(job: Job) -> dict[str, dict[str, Any]]:
@@ -108,7 +117,8 @@ def _settings(job: Job) -> dict[str, dict[str, Any]]:
     if job.float8 != "none":
         gathers = job.fsdp.float8_all_gather
         how_low = {"enable_fsdp_float8_all_gather": True} if gathers else {"recipe_name": job.float8.replace("-", "_")}
-        low = {FLOAT8: {**how_low, "filter_fqns": ["output"]}}
+        how_low = {"recipe_name": "mxfp8_cublas"} if job.float8 == "mxfp8" else how_low
+        low = {_converter(job): {**how_low, "filter_fqns": ["output"]}}
     return {
         **low,
         "training": training,
