@@ -331,12 +331,17 @@ def test_transformers_generate_grows_a_cache_of_all_completions() -> None:
     assert small.engine is None
 
 
-def test_transformers_generate_caches_the_latents() -> None:
-    """27 layers of DeepSeek-V2-Lite, 512 + 64 elements in bf16, and a layer's while a token is added."""
-    job = {**TRL, "model": "deepseek-v2-lite"}
+@pytest.mark.parametrize(
+    ("version", "token"),
+    [("1.16", 576 * 2 * 28 + 16 * (2 * 128 + 64 + 128) * 2), ("1.7", 16 * 320 * 2 * 28 + 14 * 102400 / 2048)],
+)
+def test_transformers_generate_caches_the_latents_from_5_15_on(version: str, token: float) -> None:
+    """27 layers of DeepSeek-V2-Lite, 512 + 64 elements in bf16, a layer's while a token is added, and its keys and
+    values made anew; before, 192 and 128 elements for each of 16 heads, and the logits that are sampled."""
+    job = {**TRL, "model": "deepseek-v2-lite", "trainer_version": version}
     small, large = (report(**job | {"batch_size": size}) for size in (1, 9))
     more = trainer(large, "rollout.generate") - trainer(small, "rollout.generate")
-    assert more == pytest.approx(8 * (2048 * 576 * 2 * 28 + 14 * 102400), rel=0.02)
+    assert more == pytest.approx(8 * 2048 * token, rel=0.02)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def generator(job: Job, found: Recipe, whole: ModelSpec, notes: Notes) -> Genera
     who = {"hf": "the policy itself (transformers' generate)", "vllm": "vLLM", "sglang": "SGLang"}[engine]
     notes.assume(f"rollout: {who} generates" + ("" if said else f", {found.trainer.title}'s default"))
     if engine == "hf":
-        return _of_policy(job, found, whole)
+        return _of_policy(job, found, whole, row.latent)
     return _of_engine(job, asked, found, whole, row._replace(engine=engine), notes)
 
 
@@ -81,7 +81,7 @@ def _engine(asked: Rollout, row: Generation) -> Engine:
     return row.colocated if given and row.engine in ("none", "hf") else row.engine
 
 
-def _of_policy(job: Job, found: Recipe, whole: ModelSpec) -> Generator:
+def _of_policy(job: Job, found: Recipe, whole: ModelSpec, latent: bool) -> Generator:
     """transformers' generate, with the policy's own weights and nothing beside them."""
     itemsize = found.numerics.autocast or found.numerics.itemsize
     prompt, completion = _lengths(job, found)
@@ -97,6 +97,7 @@ def _of_policy(job: Job, found: Recipe, whole: ModelSpec) -> Generator:
         group=(job.rollout or NOTHING).group_size or 1,
         itemsize=itemsize,
         kv_itemsize=itemsize,
+        latent=latent,
         margin=found.hardware.margin,
     )
 

@@ -233,7 +233,9 @@ def cache_bytes(of: Generator) -> int:
 
 def generating_bytes(of: Generator, recipe: Recipe) -> int:
     """Beside what the trainer holds anyway."""
-    return cache_bytes(of) + of.rows * of.model.vocab_size * SAMPLED + _gathered(recipe)
+    from memplan.engine.generation.cells import expanded_bytes
+
+    return cache_bytes(of) + max(of.rows * of.model.vocab_size * SAMPLED, expanded_bytes(of)) + _gathered(recipe)
 
 
 def _gathered(recipe: Recipe) -> int:

@@ -109,6 +109,8 @@ class Generator(NamedTuple):
     itemsize: int = 2
     """Bytes of an element of its weights where they are not quantised."""
     kv_itemsize: int = 2
+    latent: bool = True
+    """transformers' generate keeps MLA's latents, not what is made of them."""
     quantization: str = "none"
     eager: bool = False
     """No CUDA graphs."""

@@ -95,6 +95,8 @@ class Generation(NamedTuple):
     """In place of that, buffers of so much of what is free then."""
     sends_half: bool = False
     """Tensors are cast to bf16 before they are gathered; elsewhere they go in the trainer's own dtype."""
+    latent: bool = False
+    """transformers' generate keeps MLA's latents, as 5.15 on has it; elsewhere keys and values of every head."""
     places: tuple[str, ...] = ("colocate", "separate")
     """Where it may stand with the training as it is."""
     critic_apart: bool = False
@@ -111,7 +113,7 @@ class Generation(NamedTuple):
 
 
 ROWS = rows_in(__file__, Generation)
-NOTHING = Generation("", levels=True)
+NOTHING = Generation("", levels=True, latent=True)
 RAY_STORE, RAY_MOST, RAY_KILLS = 0.3, 200 * 10**9, 0.95
 """ray 2.48 _private/ray_constants.py: DEFAULT_OBJECT_STORE_MEMORY_PROPORTION, DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES;
 the part of a node's memory above which it kills what runs there (common/ray_config_def.h: memory_usage_threshold)."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from memplan.errors import InvalidJob
+from memplan.spec.attention_kinds import LatentAttention
 from memplan.spec.generation import Draft, Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import Mixer
@@ -87,13 +88,23 @@ def _attention(mixer: Any, of: Generator) -> tuple[Cell, ...]:
 
 def _latent(mixer: Any, of: Generator) -> tuple[Cell, ...]:
     """One latent and its rotated part, whole on each rank; an indexer's keys in fp8 with a scale beside them.
-    transformers' own cache has both as they are (5.24 models/deepseek_v3: DeepseekV3Attention.forward)."""
+    transformers' own cache has both as they are (5.15 on, models/deepseek_v3: DeepseekV3Attention.forward)."""
+    if of.engine == "hf" and not of.latent:
+        return (Cell("full", mixer.num_heads * (mixer.nope + mixer.rope + mixer.value) * of.kv_itemsize),)
     multiple = 1 if of.engine == "hf" else era_of(of.engine, of.version).latent
     if not multiple:
         return (Cell("full", 2 * mixer.num_heads // of.tensor_parallel * UNFOLDED * of.kv_itemsize),)
     plain = round_up((mixer.latent + mixer.rope) * of.kv_itemsize, multiple)
     found = Cell("latent", SPARSE_FP8 if mixer.indexed and of.kv_itemsize == 1 else plain)
     return (found,) if mixer.indexer is None else (found, Cell("latent", mixer.indexer.width + FP32))
+
+
+def expanded_bytes(of: Generator) -> int:
+    """The widest layer's keys and values, which transformers makes anew from the latents of all tokens for each token:
+    what kv_b_proj gives, and keys beside it (5.24 models/deepseek_v3: DeepseekV3Attention.expand_kv)."""
+    parts = (part for run in of.model.runs for part in run.layer.parts if isinstance(part, LatentAttention))
+    widths = (part.num_heads * (2 * part.nope + part.rope + part.value) for part in parts if of.latent)
+    return of.rows * (of.prompt_length + of.completion_length) * max(widths, default=0) * of.kv_itemsize
 
 
 def _state(mixer: Any, of: Generator, channels: int, state: int) -> tuple[Cell, ...]:
