@@ -26,6 +26,8 @@ from memplan.hub.config import MAX_CONFIG_BYTES
 from memplan.hub.refusal import RefusedError, Wanted, shown_endpoint, without_secrets
 from memplan.hub.refusal import refusal as why
 from memplan.hub.weights import count_header, explain_difference, header_bytes
+from memplan.models import load_model
+from memplan.tables.quantizations import Stored
 
 LLAMA = {"model_type": "llama", "hidden_size": 64}
 CONFIG = {"config.json": json.dumps(LLAMA).encode()}
@@ -103,6 +105,21 @@ class TestFetch:
         assert fetch_config(OWN, "v1").origin == "hub"
         assert fetch_config(OWN, "v1").origin == "cache"
         assert fetch_config(OWN, COMMIT).origin == "cache"
+
+    def test_the_names_of_a_quantised_checkpoints_tensors_come_with_it(self, hub: FakeHub) -> None:
+        """A list that is not understood says nothing; the index does."""
+        section = {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["re:^(?!x)y"]}
+        linears = [f"model.layers.{layer}.mlp.{name}_proj" for layer in range(2) for name in ("gate", "up", "down")]
+        names = dict.fromkeys(
+            [f"{linear}.qweight" for linear in linears] + ["model.layers.0.self_attn.q_proj.weight"], "a"
+        )
+        told = {}
+        for name, more in (("org/silent", {}), (OWN, {"model.safetensors.index.json": {"weight_map": names}})):
+            files = {"config.json": LLAMA | {"num_hidden_layers": 2, "quantization_config": section}, **more}
+            hub.repos[name] = Repo({each: json.dumps(text).encode() for each, text in files.items()})
+            told[name] = load_model(name).quantization
+        assert told["org/silent"] == Stored("awq")
+        assert getattr(told[OWN], "plain", None) == {"self_attn", "mtp"}
 
     def test_accepts_a_name_without_organisation(self, hub: FakeHub) -> None:
         hub.repos["gpt2"] = Repo(dict(CONFIG))

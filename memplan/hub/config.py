@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from memplan.hub.refusal import RefusedError, Wanted, refusal
 
 MAX_CONFIG_BYTES = 10_000_000
 """The largest config.json in use is far below 1 MB."""
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64_000_000
 MAX_DEPTH = 64
 """Levels of nesting: real configs have fewer than ten, and code that walks one must not run out of stack."""
 
@@ -106,6 +109,9 @@ def _downloaded(wanted: Wanted) -> HubConfig:
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise
+    if "quantization_config" in config:  # the names of its tensors tell which are not, where its lists do not
+        with suppress(Exception):
+            network.within(lambda: network.download(wanted.repo_id, INDEX, commit, MAX_INDEX_BYTES))
     return HubConfig(config, wanted.repo_id, wanted.revision, commit, "hub", path)
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 from memplan.hub import network
 from memplan.hub.cache import cached_snapshot
-from memplan.hub.config import check_repo_id, read_json_object
+from memplan.hub.config import INDEX, MAX_INDEX_BYTES, check_repo_id, read_json_object
 from memplan.hub.refusal import RefusedError, Wanted, refusal
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_INDEX_BYTES = 64_000_000
+SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 25_000_000
 """As huggingface_hub's SAFETENSORS_MAX_HEADER_LENGTH."""
 MAX_FILES = 4096
