@@ -30,7 +30,7 @@ class Optimizer:
     def step(self) -> None:
         """States, if there are none yet, and the temporaries of the step."""
         if not self.states:
-            self._make_states()
+            self.make_states()
         row, implementation = self.recipe.optimizer.row, self.recipe.optimizer.implementation
         if implementation == "foreach":
             self._foreach(self.stepped)
@@ -42,7 +42,7 @@ class Optimizer:
     def _new(self, size: int, label: str, category: str) -> Tensor:
         return self.tape.new(Dim("n", size), 1, label, category=category)
 
-    def _make_states(self) -> None:
+    def make_states(self) -> None:
         """As ``state_bytes`` counts them; what is paged is not torch's."""
         row, settings = self.recipe.optimizer.row, self.recipe.optimizer.settings
         for tensor in self.stepped:

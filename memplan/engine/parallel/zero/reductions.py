@@ -14,11 +14,10 @@ from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.held_rows import Said, enter_held, summing_to
 from memplan.engine.parallel.sharding import takes_gradients
 from memplan.engine.parallel.zero.flat_groups import groups_of
-from memplan.engine.parallel.zero.states import adds_in_fp32
 from memplan.engine.passes import TracedPass
 from memplan.engine.play.moments import Key, Moment, Things, moments
 from memplan.engine.play.zero.divided import Divided
-from memplan.engine.play.zero.partitions import FP32, FP64, Partitions
+from memplan.engine.play.zero.partitions import Partitions
 from memplan.engine.play.zero.places import Place, Places
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tensors import Weight, layer_weights, marked, model_weights
@@ -73,8 +72,8 @@ class Held(NamedTuple):
     """What is most at their ends, beside gradients that rows of the passes count; what is left behind them."""
     ends: Things
     """When the step begins."""
-    norms: int
-    """Of gradients and the norm of one of them, on the rank where both are most."""
+    places: Places
+    """Of its parameters, and what is the fullest rank's."""
 
 
 @lru_cache(maxsize=256)
@@ -120,19 +119,16 @@ class _Play:
     def played(self, recipe: Recipe) -> Held:
         """What the engine comes to hold."""
         places = Places(self.groups, [(None, weight) for weight in self.weights], self.ranks)
-        places.any_rank, touched = True, [(0, 0)]
+        places.any_rank = True
         engine: Partitions | Divided = Divided(StepEvents((), 0), recipe, {}, [], [], self.ranks)
         if recipe.zero_stage < 3:
-            engine, touched = Partitions(StepEvents((), 0), recipe, places), [*places.touched.values()]
+            engine = Partitions(StepEvents((), 0), recipe, places)
             places.mixed = self._mixed(places)
-        self.engine, e = engine, engine.itemsize
+        self.engine = engine
         if self.late and recipe.accumulates:
             engine.begin()
-        elif isinstance(engine, Partitions) and recipe.accumulates and not self.zero.optimizer and engine.in_fp32:
-            for group in range(len(self.groups)):
-                engine.part(group)
-        elif isinstance(engine, Partitions) and recipe.accumulates and not self.zero.optimizer:
-            engine.accumulated.append(engine.new(max(touched)[0] * e, PARTITION[1], PARTITION[0]))
+        elif recipe.accumulates and not self.zero.optimizer:
+            engine.accumulated_before()
         self._note("", "begins")
         start = 0
         for name in self.names:
@@ -141,7 +137,7 @@ class _Play:
         self._note("", "optimizer")
         found = {key[1:]: moment for key, moment in moments(engine.tape, self.notes, 0).items()}
         engine.tape.close()
-        reduces = {}
+        places.any_rank, reduces = False, {}
         for name in self.names:
             most = found[name, "reduce", 0]
             reduces[name] = (
@@ -152,9 +148,7 @@ class _Play:
             name: [_beside(found[name, "part", number]) for number in range(len(parts))]
             for name, parts in self.parts.items()
         }
-        part = sum(group.partition for group in self.groups) * FP32 * adds_in_fp32(recipe)
-        norms = max((part or elements * e) + piece * FP64 for elements, piece in touched)
-        return Held(found["", "begins", 0].things, parts, reduces, found["", "optimizer", 0].things, norms)
+        return Held(found["", "begins", 0].things, parts, reduces, found["", "optimizer", 0].things, places)
 
     def _mixed(self, places: Places) -> frozenset[Place]:
         """Of layers in more than one rank's part: a norm's gradient comes between those of linears that it feeds, and

@@ -3,46 +3,61 @@
 deepspeed 0.19: ``step`` of runtime/zero/stage_1_and_2.py, stage3.py, runtime/bf16_optimizer.py,
 runtime/fp16/fused_optimizer.py, unfused_optimizer.py. Norms are taken in fp64 of one tensor at a time."""
 
+from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.ledger import Ledger
 from memplan.engine.model_states import loop_bytes, step_temporaries
 from memplan.engine.optimizer.states import flat
-from memplan.engine.parallel.zero.flat_groups import (
-    Group,
-    groups_of,
-    largest,
-    sub_groups,
-)
-from memplan.engine.parallel.zero.offload import moved
+from memplan.engine.parallel.zero.flat_groups import Group, groups_of
 from memplan.engine.parallel.zero.reductions import Held
-from memplan.engine.parallel.zero.states import adds_in_fp32, persistent_bytes, weight_itemsize
+from memplan.engine.parallel.zero.states import persistent_bytes, weight_itemsize
+from memplan.engine.play.zero.divided import Divided
+from memplan.engine.play.zero.engine import Engine, step_of
+from memplan.engine.play.zero.partitions import Partitions
+from memplan.engine.play.zero.sub_groups import sub_groups_of
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
-from memplan.units import ceil_div
 
 FP32, FP64 = 4, 8
+NOTHING = StepEvents((), 0)
+NORMS = "gradient in double precision", "part in double precision"
 
 
 def enter_zero_step(
     ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str, played: Held | None = None
 ) -> None:
-    """The row of one step. ``played``: what stages 1 and 2 begin it with."""
+    """The row of one step: bytes over what stands at its beginning. ``played``: what stages 1 and 2 begin it with."""
     groups = groups_of(recipe, weights)
-    moments = _partitioned(recipe, groups, played) if played else None
-    size, what = step_bytes(recipe, groups, persistent_bytes(recipe, weights), moments) if groups else (0, "")
+    if not groups:
+        return
+    by_wrapper = STEPS.get(recipe.sharding.deepspeed.wrapper)
+    moments = by_wrapper(recipe, groups) if by_wrapper else _played(recipe, groups, played)
+    moments["persistent parameters × bytes, gathered again"] = persistent_bytes(recipe, weights)
+    what = max(moments, key=lambda moment: moments[moment])
+    size = max(moments[what], 0)
     ledger.add("temporaries of DeepSpeed's step", "optimizer_temporaries", size, at=step).formula(what, size).since(
         "the largest moment of the step: norms, fp32 gradients, or the optimizer's own temporaries",
         "deepspeed 0.19 runtime/zero/stage_1_and_2.py, stage3.py: step; runtime/fp16, runtime/bf16_optimizer.py",
     )
 
 
-def step_bytes(
-    recipe: Recipe, groups: list[Group], small: int, moments: dict[str, int] | None = None
-) -> tuple[int, str]:
-    """(bytes over what stands at the step's begin, the moment that decides); ``small``: what is gathered at its end."""
-    moments = moments or STEPS[recipe.sharding.deepspeed.wrapper](recipe, groups)
-    moments["persistent parameters × bytes, gathered again"] = small
-    what = max(moments, key=lambda moment: moments[moment])
-    return max(moments[what], 0), what
+def _played(recipe: Recipe, groups: list[Group], begins: Held | None) -> dict[str, int]:
+    """Stages 1 to 3, whose engines are played. Of stages 1 and 2 another rank may have most while norms are taken: that
+    on which its gradients and one of them in fp64 are most together."""
+    engine, moments = Engine(NOTHING), dict[str, int]()
+    if recipe.zero_stage == 3:
+        engine = Divided(NOTHING, recipe, {}, sub_groups_of(recipe, groups), [])
+    elif begins:
+        engine = Partitions(NOTHING, recipe, begins.places)
+        own = sum(group.partition for group in groups) * FP32 * engine.in_fp32
+        norms = ((own or kept * engine.itemsize) + piece * FP64 for kept, piece in begins.places.touched.values())
+        norm = "largest gradient × 8 (its norm), on the rank where that and its gradients are most"
+        if not recipe.sharding.deepspeed.optimizer:
+            moments[norm] = max(norms) - sum(begins.ends.values())
+            engine.accumulated_before()
+    step = step_of(engine)
+    made = [label for label, size in step.most_things.items() if size > step.things.get(label, 0)]
+    what = dict.fromkeys(name if of == "gradients" or name in NORMS else "the optimizer's" for of, name in made)
+    return {" + ".join(what): step.most - step.inside} | moments
 
 
 def own_bytes(recipe: Recipe, elements: int) -> int:
@@ -52,47 +67,6 @@ def own_bytes(recipe: Recipe, elements: int) -> int:
     if recipe.optimizer.implementation == "foreach":
         return recipe.optimizer.row.foreach_copies * FP32 * elements
     return loop_bytes(recipe, [(flat(elements, FP32), 1)])
-
-
-def _partitioned(recipe: Recipe, groups: list[Group], played: Held) -> dict[str, int]:
-    """Stages 1 and 2, group by group: the rank's gradients are flattened, cast to fp32, stepped on.
-
-    All half-precision gradients are pieces of one buffer, which ends when the last group has been cast."""
-    if recipe.sharding.deepspeed.optimizer:
-        return {"": 0}
-    norm = "largest gradient × 8 (its norm), on the rank where that and its gradients are most"
-    held = sum(played.ends.values())
-    moments = {norm: played.norms - held}
-    for i, group in enumerate(groups):
-        e, part = weight_itemsize(recipe, group), group.partition
-        if adds_in_fp32(recipe):
-            moments[f"group {i + 1}: the optimizer's"] = own_bytes(recipe, part) - FP32 * sum(
-                before.partition for before in groups[:i]
-            )
-            continue
-        cast = part * FP32 if e != FP32 else 0
-        freed = held if i == len(groups) - 1 else 0
-        moments[f"group {i + 1}: partition × ({e} flat + 4 fp32)"] = part * e + cast
-        moments[f"group {i + 1}: partition × (4 + the optimizer's)"] = part * FP32 + own_bytes(recipe, part) - freed
-    return moments
-
-
-def _sub_grouped(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
-    """Stage 3, sub-group by sub-group; those that are offloaded leave nothing on the card."""
-    zero, e = recipe.sharding.deepspeed, recipe.sharding.deepspeed.accumulation
-    biggest = ceil_div(max(largest(group) for group in groups), recipe.sharding.ranks)
-    moments = {"": 0} if zero.optimizer else {"largest partition × 8 (its norm)": biggest * FP64}
-    for group in groups:
-        parts = sub_groups(group, recipe.sharding.ranks, zero.sub_group_size)
-        for part, away in zip(parts, moved(recipe, groups, group, parts), strict=True):
-            if away:
-                continue
-            if not zero.optimizer:
-                cast = part * FP32 if e != FP32 else 0
-                moments[f"sub-group × ({e} flat + 4 fp32), {part}"] = part * e + cast
-            gradient = 0 if zero.optimizer else part * FP32
-            moments[f"sub-group × (4 + the optimizer's), {part}"] = gradient + own_bytes(recipe, part)
-    return moments
 
 
 def _whole_buffer(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
@@ -122,5 +96,5 @@ def _each_by_itself(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
     return {"elements × 4 + the optimizer's": FP32 * elements + step_temporaries(recipe, weights, FP32, 1)}
 
 
-STEPS = {"zero3": _sub_grouped, "bf16": _whole_buffer, "fused": _flattened, "unfused": _each_by_itself}
-"""What holds most in a step, by DeepSpeed's wrapper."""
+STEPS = {"bf16": _whole_buffer, "fused": _flattened, "unfused": _each_by_itself}
+"""What holds most in a step of what is not played, by DeepSpeed's wrapper."""

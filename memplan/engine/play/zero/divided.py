@@ -177,7 +177,7 @@ class Divided(Engine):
         gathered = bool(self.persistent)
         self.persistent.clear()
         for group in self.groups:
-            for part in () if self.zero.optimizer else group.parts:
+            for part in () if self.zero.optimizer else dict.fromkeys(group.parts):
                 norm = self.new(part * FP64, "part in double precision", TEMPORARIES)
                 del norm
         for group, optimizer in zip(self.groups, self.optimizers, strict=True):

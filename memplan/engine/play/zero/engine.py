@@ -6,7 +6,9 @@ on a tape that goes on numbering where the play ended."""
 from bisect import bisect_left
 
 from memplan.engine.allocator.replay import StepEvents
+from memplan.engine.play.moments import Key, Moment, moments
 from memplan.engine.play.notes import ENDED, OPTIMIZER, TAKEN, Note, read
+from memplan.engine.play.optimizer import Optimizer
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
@@ -41,7 +43,7 @@ class Engine:
     """What an engine of any stage is told; the stages say what they do then."""
 
     def __init__(self, played: StepEvents) -> None:
-        self.tape = PlayTape()
+        self.tape, self.optimizers = PlayTape(), list[Optimizer]()
         self.tape.tags = list(played.tags)
         self.tape.streams, self.tape.recorded = dict(played.streams), dict(played.recorded)
 
@@ -55,6 +57,9 @@ class Engine:
     def noted(self, note: Note, grad: Handed | None) -> None:
         """A hook runs. ``grad``: what it was handed."""
 
+    def accumulated_before(self) -> None:
+        """Earlier micro-steps have left what they leave."""
+
     def begin(self) -> None:
         """A backward has its first gradient."""
 
@@ -63,6 +68,17 @@ class Engine:
 
     def step(self) -> None:
         """``optimizer.step``."""
+
+
+def step_of(engine: Engine) -> Moment:
+    """The step of an engine, when its optimizers have their states."""
+    for optimizer in engine.optimizers:
+        optimizer.make_states()
+    notes = [(len(engine.tape.events), Key(0, "", "step"))]
+    engine.step()
+    (found,) = moments(engine.tape, notes, 0).values()
+    engine.tape.close()
+    return found
 
 
 def joined(played: StepEvents, engine: Engine) -> StepEvents:

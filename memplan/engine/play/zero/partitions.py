@@ -69,6 +69,13 @@ class Partitions(Engine):
         self.filled += place.elements
         self.waiting.append((place, None if fits else grad))
 
+    def accumulated_before(self) -> None:
+        """The rank's gradients, where they are added up."""
+        for group in range(len(self.places.groups)) if self.in_fp32 else ():
+            self.part(group)
+        kept = max(self.places.touched.values())[0] * self.itemsize
+        self.accumulated += [] if self.in_fp32 else [self.new(kept, "gradients in partition", "gradients")]
+
     def begin(self) -> None:
         """``setup_buckets``."""
         if self.zero.contiguous_gradients and not self.buckets:
@@ -175,7 +182,7 @@ class Partitions(Engine):
             return
         parts = [self.places.parts(i) for i in range(len(self.places.groups))]
         for part in parts:
-            for size in part:
+            for size in dict.fromkeys(part):
                 self._norm(size)
         for i, group in enumerate(self.places.groups):
             if self.in_fp32:

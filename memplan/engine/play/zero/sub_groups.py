@@ -28,10 +28,11 @@ def sub_groups_of(recipe: Recipe, groups: list[Group]) -> list[SubGroup]:
     ranks = recipe.sharding.ranks
     for group in groups:
         sizes = sub_groups(group, ranks, recipe.sharding.deepspeed.sub_group_size)
-        parts = [ceil_div(elements, ranks) for elements in sizes_in_order(group.weights)]
+        parts = iter([ceil_div(elements, ranks) for elements in sizes_in_order(group.weights)])
         for size, away in zip(sizes, moved(recipe, groups, group, sizes), strict=True):
-            own: list[int] = []
-            while sum(own) < size:
-                own.append(parts.pop(0))
+            own, left = list[int](), size
+            while left > 0:
+                own.append(next(parts))
+                left -= own[-1]
             found.append(SubGroup(tuple(own), away))
     return found
