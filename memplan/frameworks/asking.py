@@ -71,9 +71,16 @@ VALUED = re.compile(
 
 
 def one_hint(unread: Iterable[Unread]) -> str:
-    """What to type so that nothing is asked for a second time: the one hint that there is, or all of them in one; of
-    keys that no framework has, how to say that they take nothing."""
+    """What to type so that nothing is asked for a second time: what is asked for, and how to be answered where what is
+    counted from above does not fit."""
     unread = list(unread)
+    asked, above = _asked_at_once(unread), as_without((each for each in unread if each.above), "")
+    return f"{asked}; {TOO_MUCH}{above}" if asked and asked != WRITE and above else asked
+
+
+def _asked_at_once(unread: list[Unread]) -> str:
+    """The one hint that there is, or all of them in one; of keys that no framework has, how to say that they take
+    nothing."""
     if any(each.asks == "own_loss" for each in unread):  # what a loss holds, whichever method's it is
         unread = [each for each in unread if each.asks or not each.hint.startswith(METHOD)]
     deciding = [each for each in unread if each.decides and each.hint]
@@ -111,13 +118,16 @@ def one_hint(unread: Iterable[Unread]) -> str:
     return "; ".join(filter(None, (command, typed and f"add {typed}, with your own values", *others)))
 
 
-def as_without(unread: Iterable[Unread]) -> str:
+TOO_MUCH = "if that is too much, "
+
+
+def as_without(unread: Iterable[Unread], alone: str = ALONE) -> str:
     """Where all that is open is counted from above, and nobody is asked: how to be answered as if it were not there."""
-    unread = list(unread)
-    told = unread and all(each.above and not (each.hint or each.asks) for each in unread)
-    keys = dict.fromkeys(each.key for each in unread)
-    other = ALONE if "device_map" in keys else f"add --without {','.join(keys)}, to be answered as if it were not there"
-    return other if told else ""
+    open_ = [each for each in unread if each.decides and not (each.above and (each.hint or each.asks))]
+    keys = dict.fromkeys(each.key for each in open_)
+    other = alone if "device_map" in keys else ""
+    other = other or f"add --without {','.join(keys)}, to be answered as if it were not there"
+    return other if keys and all(each.above for each in open_) else ""
 
 
 _POSITIONS = re.compile(r"longer than the (\d+) positions")

@@ -111,8 +111,9 @@ def _batch(keys: Keys) -> None:
         if given is not None and str(given).lower() != AUTO and job_key not in keys.draft.given:
             whole = keys.whole(key)
             known = keys.draft.origins.get(job_key)
-            if known is not None and known.kind != "file" and job_key in keys.draft.values:
-                keys.draft.origins.pop(job_key)
+            of_loop = job_key == "gradient_accumulation_steps" and keys.draft.facts.get("loop")
+            if known is not None and (known.kind != "file" or of_loop) and job_key in keys.draft.values:
+                keys.draft.origins.pop(job_key)  # a loop's steps give way: accelerate 1.15's Accelerator takes these
             if whole is not None and not (job_key == "global_batch_size" and keys.has("gradient_accumulation_steps")):
                 keys.put(job_key, whole, key)
 

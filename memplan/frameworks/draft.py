@@ -108,7 +108,7 @@ class Draft:
         if both and before is not None and self.values[key] != value and key not in self.given:
             raise InvalidJob(
                 f"{origin.text} says {key} {short(value)}, and {before.text} says {short(self.values[key])}",
-                f"keep one of them, or say --{key.replace('_', '-')}",
+                f"keep one of them, or add --{key.replace('_', '-')} {short(self.values[key])}",
             )
         self.values[key], self.origins[key] = value, origin
 

@@ -3,7 +3,9 @@
 import re
 
 _LINE = re.compile(r"^#SBATCH[ \t]+(--?[A-Za-z][\w-]*)[= \t]*([^\s#]*)", re.MULTILINE)
-_SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+_SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus", "a": "array"}
+TASK = "SLURM_ARRAY_TASK_ID"
+"""Which of a job array's tasks this is: the first is taken."""
 _CARDS = re.compile(r"(?:gpu|gres/gpu)?(?::?[A-Za-z][\w.-]*)?:?(\d{1,4})?(?:\(.*)?$")
 """gpu:8, gpu:a100:8, a100:4, 8; one where no number stands."""
 
@@ -22,9 +24,11 @@ def slurm_variables(text: str) -> dict[str, str]:
     if each is None and tasks and nodes:
         each = max(1, tasks // nodes)
     gpus = _gpus(asked, nodes, each)
+    first = re.match(r"\d{1,6}", asked.get("array", ""))
     found = {"NNODES": nodes, "JOB_NUM_NODES": nodes, "NTASKS": tasks or ((each or 1) * nodes if nodes else None),
              "NTASKS_PER_NODE": each, "GPUS_ON_NODE": gpus, "GPUS_PER_NODE": gpus}  # fmt: skip
-    return {f"SLURM_{name}": str(number) for name, number in found.items() if number}
+    told = {f"SLURM_{name}": str(number) for name, number in found.items() if number}
+    return {**told, TASK: first.group()} if first else told
 
 
 def _gpus(asked: dict[str, str], nodes: int | None, tasks: int | None) -> int | None:

@@ -55,6 +55,8 @@ def settle_model(draft: Draft, options: Mapping[str, Any]) -> None:
 def _settle_trained(draft: Draft, options: Mapping[str, Any]) -> None:
     name = draft.values.get("model")
     if "model" in options or not isinstance(name, str):
+        if "seen" in draft.facts and not {"model", "total_params"} & {*draft.values, *options}:
+            draft.ask("model", draft.facts["seen"], "nothing names it", SEES_TOKENS)
         return
     if name.endswith("/") and not is_folder(name):  # the folder of that name beside the file
         draft.values["model"] = name = name.rstrip("/")

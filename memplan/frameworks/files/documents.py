@@ -46,9 +46,10 @@ _TEMPLATE = re.compile(
 )
 """Variables and commands of a shell, OmegaConf's references, Jinja's, and what is to be filled in (``<stage>``)."""
 NAMED = re.compile(
-    r"\$(\w+|\{\w+\})/([\w.-]+/)*[\w.-]*(?<![a-z])(\d(\.\d+)?[bB]|clip-vit|siglip)(?![a-zA-Z\d])[\w.-]*/?"
+    r"(?:\$(?:\w+|\{\w+\})/|<)(?:[\w.-]+/)*[\w.-]*(?<![a-z])(?:\d(?:\.\d+)?[bB]|clip-vit|siglip)(?![a-zA-Z\d])[\w.-]*/?>?"
 )
-"""A model's folder under a variable: ``$MODELS/Qwen2.5-7B-Instruct``, which has its name all the same."""
+"""A model's folder under a variable, or to be filled in: ``$MODELS/Qwen2.5-7B-Instruct``, ``<path-to-Qwen2-VL-2B>``,
+which has its name all the same."""
 
 
 @dataclass(frozen=True)

@@ -123,12 +123,11 @@ def open_reference(settings: Settings, key: str, reference: str) -> Document:
         raise _missing(settings, key, f"{reference[:80]!r} is not followed", hint)
     said = settings.paths.get(f"{settings.prefix}{key}", settings.path)  # an option over a file is its command's
     path = found_at(said, name) or found_at(settings.path, name)
-    away = path is None and (
-        name.startswith("/") or name != reference
-    )  # another machine's: its last parts may lie here
+    beside = [posixpath.basename(name)] if (Path(settings.path).parent / posixpath.basename(name)).is_file() else []
+    machines = name.startswith("/") or name != reference  # another machine's: its last parts may lie here
+    away = path is None
     if away:
-        beside = (Path(settings.path).parent / posixpath.basename(name)).is_file()
-        ends = ends_of(reference, 1 if beside else 2)
+        ends = ends_of(reference, 1 if beside else 2) if machines else beside
         path = next(filter(None, (found_at(settings.path, end) for end in ends)), None)
     if path is not None:
         shown = os.path.relpath(path)

@@ -165,10 +165,10 @@ def _targets(dialect: Dialect, asked: bool) -> str | list[str]:
             keys.draft.ask("lora", keys.settings.where(), what, "add --lora-targets, such as --lora-targets all-linear")
         return "all-linear"
     parts = keys.names(name) or ()
-    names = tuple(part.strip("[]'\" ,") for part in parts)
-    if len(parts) > 1 and any(part[-1:] == "," for part in parts):  # --lora_target_modules q_proj, v_proj
-        why = "PEFT finds no name with its comma: it is counted"
-        keys.draft.bound(name, keys.settings.where(name), why, "adapters")
+    whole = [part for part in parts if part[-1:] != "," or "[" in parts[0]]  # --lora_target_modules q_proj, v_proj
+    if len(parts) > len(whole) > 0:
+        keys.remark("PEFT finds no name with its comma: it is not counted", name)
+    names = tuple(part.strip("[]'\" ,") for part in whole or parts)
     if len(names) == 1 and re.search(r"[\\^$*(|]", names[0]):
         names = module_names(names[0]) or names
     odd = [part for part in names if not re.fullmatch(r"[\w.-]+", part)]

@@ -5,7 +5,7 @@ Source: the scripts of ``hf_dialect_scripts``."""
 import re
 from typing import Any
 
-from memplan.frameworks.asking import MODEL, SEEING, SUCH
+from memplan.frameworks.asking import MODEL, SEEING, SEES_TOKENS, SUCH
 from memplan.frameworks.common.image_bounds import SIDE, fill_with_images, one_of_area, room_of
 from memplan.frameworks.common.local_models import alike, check_vocabulary
 from memplan.frameworks.draft import UNSET
@@ -208,9 +208,12 @@ def read_model(dialect: Dialect) -> None:
     if name:
         keys.skip("model_type")
     several = bool(name) and isinstance(keys.get(name), list)
+    key = _sees(dialect)
+    keys.draft.facts |= {"sees": True, "seen": keys.settings.where(key)} if key and not tower else {}
     if name and not given and (several or is_template(keys.get(name))):
         why = "is several words" if several else UNSET
-        keys.draft.ask("model", keys.settings.where(name), f"{name}: {str(keys.get(name))[:60]!r} {why}", MODEL)
+        what = f"{name}: {str(keys.get(name))[:60]!r} {why}"
+        keys.draft.ask("model", keys.settings.where(name), what, SEES_TOKENS if key and not tower else MODEL)
         name = ""
     words = (keys.text(name) or "" if name and not given else "", keys.text(tower) or "" if tower else "")
     if given and isinstance(keys.draft.options["model"], str):  # an option stands for the language model of the file
@@ -234,7 +237,6 @@ def read_model(dialect: Dialect) -> None:
         keys.put("model", words[0], name)
     if words[0] and not given:
         check_vocabulary(keys, words[0], ("tokenizer_name_or_path", "tokenizer_name", "tokenizer_path"))
-    key = _sees(dialect)
     named = keys.draft.options.get("model") if given else key and (alike(words[0]) or words[0])
     blind = not pair and reads_text_alone(named)
     lost = bool(tower) and (blind or not (pair or given))
@@ -244,7 +246,6 @@ def read_model(dialect: Dialect) -> None:
         dialect.tower = UNKNOWN
         keys.warn(key, f"the model that is {'given' if given else 'named'} sees no images", "model", SEEING)
     if lost:
-        hint = MODEL if behind else SEEING
-        keys.warn(tower, "the tower beside the language model is not counted", "model", hint)
+        keys.warn(tower, "the tower beside the language model is not counted", "model", MODEL if behind else SEEING)
     elif tower and not (dialect.script and dialect.script.beside) and (lora := dialect.on("lora")):
         keys.warn(lora, "adapters of the language model beside a tower with linears of the same names", "adapters")

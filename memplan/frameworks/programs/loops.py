@@ -286,6 +286,7 @@ def put_loop(trainer: Thing, draft: Draft) -> None:
         return
     if (low := trainer.values.get("?float8")) is not None:
         draft.put("float8", low[0], Origin(FILE, f"{low[1]}: a recipe for accelerate"))
+    draft.facts["loop"] = True
     draft.remarks.append(f"{trainer.place}: a plain training loop, counted as transformers' Trainer runs it")
     if (unread := trainer.values.get("?unread")) is not None:
         forwards, why = unread

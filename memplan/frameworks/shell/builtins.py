@@ -190,10 +190,11 @@ def _read(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: d
     parts = [text] if len(names) == 1 and "a" not in options else parts
     for place, word in enumerate(names):
         part = own.get("IFS", " ").join(parts[place:]) if word is names[-1] else "".join(parts[place : place + 1])
-        value = Value(unknown(f"${word.text}") if text == UNKNOWN or (UNKNOWN in text and len(parts) > 1) else part)
+        part = unknown(f"${word.text}") if text == UNKNOWN or (UNKNOWN in text and len(parts) > 1) else part
+        words_ = None
         if "a" in options and UNKNOWN not in text:
-            value = Value(parts[0] if parts else "", tuple(Word(each, word.line) for each in parts[:MAX_WORDS]))
-        of.variables.values[word.text] = value
+            part, words_ = parts[0] if parts else "", tuple(Word(each, word.line) for each in parts[:MAX_WORDS])
+        of.variables.values[word.text] = Value(part, words_, frozenset(of.variables.used))
 
 
 def _written(of: Builtins, words: list[Word], redirects: Sequence[Redirect], own: dict[str, str]) -> None:

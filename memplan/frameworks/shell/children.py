@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memplan.errors import InvalidJob
-from memplan.frameworks.commands.slurm import slurm_variables
+from memplan.frameworks.commands.slurm import TASK, slurm_variables
 from memplan.frameworks.files.sourced import sourced_text
 from memplan.frameworks.shell.builtins import Builtins
 from memplan.frameworks.shell.fields import Value, shown
@@ -58,7 +58,10 @@ class Children(Builtins):
 
     def know(self, values: Mapping[str, str]) -> None:
         """Variables of the environment, which something else sets."""
-        self.variables.values |= {name: Value(value) for name, value in values.items()}
+        first = frozenset({f"@{TASK}"})
+        self.variables.values |= {
+            name: Value(value, None, first if name == TASK else frozenset()) for name, value in values.items()
+        }
         self.exported |= values.keys()
 
     def script_read(self, redirects: Sequence[Redirect]) -> str | None:

@@ -1,0 +1,106 @@
+"""Proves that a file of a user's is asked about once: bounds beside questions, models that see, tasks of a job array,
+and files that lie elsewhere than their reference says.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memplan.frameworks.checks.checking import Checked, check_file
+
+CARD = {"gpu": "80GB", "num_gpus": 8}
+OPTIONS = "--per_device_train_batch_size 2 --max_length 512 --bf16 --output_dir x"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(name: str, text: str) -> str:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+    return name
+
+
+def checked(name: str, text: str, **given: object) -> Checked:
+    return check_file(written(name, text), {**CARD, **given})
+
+
+R1_V = "torchrun --nproc_per_node 8 src/open_r1/grpo.py {} --max_pixels 401408 --bf16 --max_prompt_length 512\n"
+
+
+def test_a_bound_is_told_beside_what_is_asked_for() -> None:
+    found = checked("a.sh", R1_V.format("--model_name_or_path OUR_CKPT"))
+    told = "if that is too much, add --without max_pixels, to be answered as if it were not there"
+    assert (found.fits, found.hint) == ("unclear", f"add --model Qwen/Qwen2.5-VL-7B-Instruct; {told}")
+
+
+@pytest.mark.parametrize("named", ["<PATH-TO-Qwen2-VL-2B-Instruct>", "<your/Qwen2-VL-2B-Instruct>"])
+def test_what_is_to_be_filled_in_may_name_its_model(named: str) -> None:
+    found = checked("a.sh", R1_V.format(f"--model_name_or_path '{named}'"))
+    assert found.job["model"] == "Qwen/Qwen2-VL-2B-Instruct"
+
+
+@pytest.mark.parametrize("named", ["", "--model_name_or_path $MODEL "])
+def test_towers_that_are_trained_ask_for_a_model_that_sees(named: str) -> None:
+    flags = "--tune_mm_vision True --tune_mm_llm True --model_max_length 4096"
+    found = checked("a.sh", f"torchrun --nproc_per_node 8 train.py {named}{flags} {OPTIONS}\n")
+    assert found.fits == "unclear"
+    assert "--model Qwen/Qwen2.5-VL-7B-Instruct" in found.hint
+
+
+ARRAY = """\
+#!/bin/bash
+#SBATCH --array={}
+#SBATCH --gres=gpu:8
+NAMES=("Qwen/Qwen2.5-0.5B 256" "Qwen/Qwen2.5-1.5B 512")
+read MODEL LENGTH <<< "${{NAMES[$SLURM_ARRAY_TASK_ID]}}"
+trl sft --model_name_or_path $MODEL --max_length $LENGTH --per_device_train_batch_size 2 --output_dir x
+"""
+
+
+@pytest.mark.parametrize(
+    ("array", "model", "length"),
+    [("0-1%1", "Qwen/Qwen2.5-0.5B", 256), ("1", "Qwen/Qwen2.5-1.5B", 512), ("0,1", "Qwen/Qwen2.5-0.5B", 256)],
+)
+def test_of_a_job_array_the_first_task_is_taken_and_said(array: str, model: str, length: int) -> None:
+    found = checked("a.sbatch", ARRAY.format(array))
+    assert (found.job["model"], found.job["sequence_length"]) == (model, length)
+    assert "a.sbatch: a loop over SLURM_ARRAY_TASK_ID is taken, the first value" in found.warnings
+
+
+def test_a_file_of_its_references_name_beside_the_script_is_taken_for_it() -> None:
+    written("train/zero3.json", json.dumps({"zero_optimization": {"stage": 3}}))
+    start = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --deepspeed train/scripts/zero3.json"
+    found = checked("train/a.sh", f"{start} {OPTIONS}\n")
+    assert found.job["sharding"] == "zero3"
+    assert any("is not here, and train/zero3.json is taken for it" in each for each in found.warnings)
+
+
+LOOP = """\
+import argparse
+from accelerate import Accelerator
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM
+accelerator = Accelerator(gradient_accumulation_steps=1)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", dtype="bfloat16")
+optimizer = AdamW(model.parameters(), lr=1e-5)
+rows = [tokenizer(text, max_length=512, truncation=True) for text in data]
+loader = DataLoader(rows, batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_of_a_loop_deepspeeds_accumulation_stands_as_accelerate_takes_it() -> None:
+    written("zero2.json", json.dumps({"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 64}))
+    written("accelerate.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: zero2.json}\n")
+    written("train.py", LOOP)
+    found = checked("a.sh", "accelerate launch --config_file accelerate.yaml train.py\n")
+    assert (found.fits, found.job["gradient_accumulation_steps"], found.job["sharding"]) == ("yes", 64, "zero2")
