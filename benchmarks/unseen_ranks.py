@@ -85,6 +85,8 @@ def replicated(rng: random.Random, ranks: int) -> dict[str, Any]:
     keys: dict[str, Any] = {"gradient_as_bucket_view": rng.random() < 0.4}
     if rng.random() < 0.3:
         keys["ddp"] = {"bucket_cap_mb": rng.choice((5, 100))}
+    if rng.random() < 0.5:  # what torch stops at otherwise: towers that rest, reentrant checkpoints beside adapters
+        keys["ddp"] = keys.get("ddp", {}) | {"find_unused_parameters": rng.random() < 0.7}
     return keys
 
 

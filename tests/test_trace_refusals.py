@@ -12,6 +12,7 @@ from memplan.cli.app import main
 from memplan.errors import InvalidJob, UsageError
 from memplan.models import load_model, model_config
 from memplan.resolve import resolve
+from memplan.resolve.stopping import stops
 from memplan.spec.reading import read_job
 from memplan.trace import PACKAGES, require_extra, trace
 from memplan.trace.support import check, check_fallback
@@ -107,16 +108,39 @@ def test_what_fsdp2_cannot_run_is_refused_by_its_key(key: str) -> None:
         assert f"{key}: torch stops at this job" in str(resolve(read_job(job)).provenance.warnings)
 
 
+FULL: dict[str, Any] = {"gradient_checkpointing": "full"}
+REENTRANT: dict[str, Any] = {**FULL, "gradient_checkpointing_reentrant": True}
+WAITS: dict[str, Any] = {"gradient_accumulation_steps": 2, "sync_each_batch": False}
+
+
 @pytest.mark.parametrize(
     "job",
     [
-        {**TOWER, "sharding": "ddp", "method": "dpo", "pair_pass": "split", "loss_head": "selective"},
+        {**TOWER, "sharding": "ddp"},
+        {"model": MODEL, "num_gpus": 2, "trainer": "trl", "trainer_version": "0.24", "lora": {"r": 8}, **FULL},
+        {"model": MODEL, "num_gpus": 2, "method": "dpo", "pair_pass": "two-forward", **REENTRANT},
+        {"model": MODEL, "num_gpus": 2, "ddp": {"static_graph": True}, **WAITS},
         {"model": MODEL, "num_gpus": 2, "sharding": "fsdp", "trainer": "pytorch", "freeze": ["embed_tokens"]},
     ],
 )
 def test_what_ddp_and_fsdp1_cannot_run_is_refused(job: dict[str, Any]) -> None:
-    with pytest.raises(InvalidJob, match=r"ready only once|uniform"):
+    with pytest.raises(InvalidJob, match=r"ready only once|uniform|prior iteration|INTERNAL ASSERT"):
         check(resolve(read_job(job)))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {**TOWER, "sharding": "ddp", "ddp": {"find_unused_parameters": True}},
+        {**TOWER, "sharding": "ddp", "freeze": ["visual", "multi_modal_projector"]},
+        {**TOWER, "sharding": "ddp", "trainer": "trl", **FULL},
+        {"model": MODEL, "num_gpus": 2, "trainer": "trl", "trainer_version": "0.24", **FULL},
+        {"model": MODEL, "num_gpus": 2, "trainer": "llamafactory", "lora": {"r": 8}, **REENTRANT},
+        {"model": MODEL, "num_gpus": 2, "method": "dpo", "pair_pass": "two-forward", "lora": {"r": 8}, **REENTRANT},
+    ],
+)
+def test_what_ddp_can_run_is_not(job: dict[str, Any]) -> None:
+    assert not list(stops(resolve(read_job(job))))
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp2"])

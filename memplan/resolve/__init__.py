@@ -25,7 +25,7 @@ from memplan.resolve.phases import evaluated, moments
 from memplan.resolve.quantised import Base, quantised_base
 from memplan.resolve.recompute import checkpointing, with_both_forwards
 from memplan.resolve.router_loss import NOTHING_YET, provenance, router_loss
-from memplan.resolve.stopping import warned_of_stops
+from memplan.resolve.stopping import searched, warned_of_stops
 from memplan.resolve.storage import precision, sharding
 from memplan.spec.groups import Checkpointing
 from memplan.spec.job import Job
@@ -101,7 +101,7 @@ def _trained(given: JobInput) -> Recipe:
         router=router_loss(loss, job, trainer, method, spec, in_megatron, others.reference, notes)
     )
     zero = zero_settings(job, trainer, split, spec, base.stored, chosen.row, notes)
-    shared = divided(job, trainer, split, degrees, steps, zero, fsdp, notes)
+    shared = searched(divided(job, trainer, split, degrees, steps, zero, fsdp, notes), job, trainer, spec, again)
     scores = method.online and (trainer.rollouts.scored or others.reference in ("resident", "adapter", "offloaded"))
     row = scoring_row(
         job,

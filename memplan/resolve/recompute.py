@@ -142,7 +142,7 @@ def _reentrant(
     able = checkpointing and spec.task == "causal" and not again.policy and not again.counts
     since = trainer.checkpointing.forced_from.get(job.method, "")
     third = job.lora is not None and "zero3" in (job.sharding, f"zero{job.zero_stage}")
-    forced = able and third and not given and bool(since) and _is_from(job, since)
+    forced = able and third and not given and bool(since) and is_from(job, since)
     if able and (given or forced or (trainer.checkpointing.reentrant and not notes.is_given(key))):
         rests = trainer.models.freezes_tower and job.lora is None and not notes.is_given("freeze")
         _check_shared_states(spec, again, rests or tower_rests(spec), "use a sharding but zero3" if forced else REPLAY)
@@ -227,14 +227,14 @@ def _megatron(job: Job, spec: ModelSpec, notes: Notes) -> Recompute:
     return Recompute(modules=frozenset(modules))
 
 
-def _is_from(job: Job, since: str) -> bool:
+def is_from(job: Job, since: str) -> bool:
     """Whether the trainer is of this version or newer; the newest, where nobody says."""
     return not job.trainer_version or version_key(job.trainer_version) >= version_key(since)
 
 
 def _policy(word: str, trainer: Trainer, job: Job) -> SavedBy:
     """What a word of a job keeps; the trainer's own policy where that is not said."""
-    own: SavedBy = "attention" if trainer.name == "trl" and _is_from(job, "1.16") else "products"
+    own: SavedBy = "attention" if trainer.name == "trl" and is_from(job, "1.16") else "products"
     words: dict[str, SavedBy] = {"full": "", "keep-attention": "attention", "keep-matmuls": "matmuls"}
     return words.get(word, own)
 

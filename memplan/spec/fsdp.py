@@ -156,8 +156,8 @@ class Ddp(Frozen):
     """Buffers of the model are the same on all ranks; sent in place, in buckets of 250 MiB."""
     static_graph: Flag = False
     """The set of used parameters is the same in every step."""
-    find_unused_parameters: Flag = False
-    """The graph is searched before each backward."""
+    find_unused_parameters: Flag | None = None
+    """The graph is searched before each backward for what has no part in it; where not given, as the trainer does."""
 
     @model_validator(mode="before")
     @classmethod

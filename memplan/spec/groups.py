@@ -279,6 +279,8 @@ class Sharding(NamedTuple):
     deepspeed: Zero
     fsdp: FsdpSettings = FsdpSettings()
     ddp: Ddp = Ddp.model_construct()
+    searches: bool | None = None
+    """DDP looks for what is unused before each backward; None where nobody has read whether."""
 
 
 class Provenance(NamedTuple):

@@ -24,8 +24,7 @@ class Methods(NamedTuple):
     """Version from which on a method's loss is the one that is modelled."""
     ended: Mapping[str, str] = _NONE
     """Version in which a method was removed."""
-    lacks: Mapping[str, tuple[str, ...]] = _NONE
-    """Degrees of parallelism that a method has not, by method (job keys)."""
+    lacks: Mapping[str, tuple[str, ...]] = _NONE  # degrees of parallelism that a method has not, by method (job keys)
 
 
 class ModelClasses(NamedTuple):
@@ -43,8 +42,7 @@ class ModelClasses(NamedTuple):
     """Model types that repeat keys and values for flash attention, as for eager."""
     repeats_sdpa: bool = False
     """They do before SDPA with and without a mask (transformers before 4.54's ``use_gqa_in_sdpa``)."""
-    repeats: bool = False
-    """Its attention repeats keys and values, whatever the kernel."""
+    repeats: bool = False  # its attention repeats keys and values, whatever the kernel
     joined_towers: str = ""  # of Qwen2-VL and Qwen2.5-VL: ``VisionAttention.joined``
     unties: bool = False
     """Its class has a head of its own where the checkpoint ties it to the embeddings: twice the weights."""
@@ -110,8 +108,10 @@ class Parallelism(NamedTuple):
     reshards_root: bool = False
     """Under FSDP2 the root is told to reshard after forward too, and an untied input embedding is a unit of its own."""
     sequence: Literal["", "ulysses", "accelerate", "gathered"] = ""
-    """How ranks share it: heads exchanged for it (DeepSpeed-Ulysses, under FSDP), keys and values gathered (under
-    DeepSpeed: ring-flash-attention), or accelerate's: the first under DeepSpeed, and torch's ring under FSDP2."""
+    """How ranks share it: heads exchanged (DeepSpeed-Ulysses under FSDP), keys and values gathered (ring attention
+    under DeepSpeed), or accelerate's: the first under DeepSpeed, and torch's ring under FSDP2."""
+    searches: Literal["", "never", "trainer", "whole"] = ""  # when DDP looks for what is unused (resolve/stopping)
+    searches_towers: str = ""  # from which version on it does for a model that sees
 
 
 class Adapters(NamedTuple):

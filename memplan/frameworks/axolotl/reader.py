@@ -3,6 +3,7 @@
 What a file does not say is Axolotl's default (``axolotl_keys``); a DeepSpeed JSON that it names is followed."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from memplan.frameworks.axolotl import keys as table
@@ -221,12 +222,21 @@ def _products(keys: Keys) -> None:
         keys.put("tiled_mlp", count, "tiled_mlp")
 
 
+def _search(keys: Keys, told: bool, draft: Draft) -> None:
+    """DDP searches for what is unused where it is told to alone (axolotl 0.19 core/builders/causal.py)."""
+    several = draft.now("sharding") in (None, "ddp") and (draft.now("num_gpus") or 1) > 1
+    if told or (several and draft.now("lora")):
+        fsdp_keys.put_inner(keys, "ddp", "find_unused_parameters", told, "ddp_find_unused_parameters")
+
+
 def _spread(keys: Keys) -> None:
     """DeepSpeed's file, FSDP's config, and sizes of the device mesh."""
     if keys.has("deepspeed"):
         read_deepspeed(keys)
     keys.skip("deepspeed", "fsdp_version", "fsdp_config", "fsdp")
     fsdp_keys.put_inner(keys, "ddp", "bucket_cap_mb", keys.number("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
+    keys.skip("ddp_find_unused_parameters")
+    keys.draft.finishers["search"] = partial(_search, keys, bool(keys.flag("ddp_find_unused_parameters")))
     keys.skip("accelerator_config")
     _fsdp(keys)
     if keys.text("adapter") and str(keys.draft.values.get("sharding")).startswith("fsdp"):

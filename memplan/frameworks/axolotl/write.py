@@ -202,6 +202,8 @@ def _spread(job: Job) -> dict[str, Any]:
         values["context_parallel_size"] = job.context_parallel
     if job.ddp.bucket_cap_mb is not None:
         values["ddp_bucket_cap_mb"] = job.ddp.bucket_cap_mb
+    if job.ddp.find_unused_parameters is not None:
+        values["ddp_find_unused_parameters"] = job.ddp.find_unused_parameters
     return values
 
 

@@ -28,7 +28,7 @@ OF_COMPLETIONS = ("group_size", "prompt_length", "completion_length", "engine_ve
 """Of a rollout what no setting of the engine says."""
 OF_TOOL = ("gpu", "margin", "calibration", "cluster", "gpus_per_node", "mixer_kernels", "trainer_version", "revision")
 """What is memplan's own, or of the machine."""
-QUIET = ("provenance.", "hardware.gpu", "hardware.margin", "hardware.cluster")
+QUIET = ("provenance.", "hardware.gpu", "hardware.margin", "hardware.cluster", "sharding.searches")
 """How fields of a recipe begin that say nothing of what runs."""
 OF_STAGE_3 = words_of(
     "prefetch_bucket_size param_persistence_threshold max_live_parameters max_reuse_distance sub_group_size"

@@ -189,11 +189,16 @@ def _evaluation(keys: Keys) -> None:
             keys.draft.ask("evaluation", where, KEEPS_LOGITS, f"add {SUCH['evaluation']}")
 
 
+def read_ddp(keys: Keys) -> None:
+    """DDP's own settings."""
+    fsdp_keys.put_inner(keys, "ddp", "bucket_cap_mb", keys.number("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
+    for name in ("find_unused_parameters", "static_graph"):
+        fsdp_keys.put_inner(keys, "ddp", name, keys.flag(f"ddp_{name}"), f"ddp_{name}")
+
+
 def _wrapping(keys: Keys) -> None:
     """Sharding that the arguments themselves ask for, and accelerate's settings among them."""
-    keys.skip("ddp_bucket_cap_mb")
-    if keys.has("ddp_bucket_cap_mb"):
-        fsdp_keys.put_inner(keys, "ddp", "bucket_cap_mb", keys.number("ddp_bucket_cap_mb"), "ddp_bucket_cap_mb")
+    read_ddp(keys)
     if keys.has("accelerator_config"):
         inner = mapping(keys, "accelerator_config")
         if inner.has("gradient_accumulation_kwargs"):

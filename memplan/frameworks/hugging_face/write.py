@@ -44,6 +44,8 @@ def arguments(job: Job) -> dict[str, Any]:
         values["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if job.ddp.bucket_cap_mb is not None:
         values["ddp_bucket_cap_mb"] = job.ddp.bucket_cap_mb
+    if job.ddp.find_unused_parameters is not None:
+        values["ddp_find_unused_parameters"] = job.ddp.find_unused_parameters
     return values
 
 
