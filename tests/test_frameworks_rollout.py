@@ -218,6 +218,17 @@ def test_what_a_policy_and_a_critic_both_move_is_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "gather"),
+    [("load_format=safetensors", "model"), ("load_format=dummy", None), ("layered_summon=True", "unit")],
+)
+def test_an_engine_with_weights_of_its_own_needs_no_base_from_the_trainer(
+    tmp_path: Path, said: str, gather: str | None
+) -> None:
+    text = f"{VERL.replace('ESTIMATOR', 'grpo')} actor_rollout_ref.model.lora_rank=8 {V}rollout.{said}"
+    assert read(tmp_path, text).job.sync.gather == gather
+
+
+@pytest.mark.parametrize(
     ("said", "above"), [("_mode server", True), ("_server_host 10.0.0.1", True), ("_mode colocate", False)]
 )
 def test_a_server_whose_command_is_not_here_decides_no_refusal(tmp_path: Path, said: str, above: bool) -> None:

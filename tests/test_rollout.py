@@ -234,6 +234,10 @@ def test_what_is_gathered_and_sent_at_once() -> None:
     assert gathered(**VERL, sync={"bucket_bytes": "1GiB"})["buckets that are sent"] == GiB
     whole = gathered(**VERL | {"sharding": "fsdp", "lora": {"r": 8}})
     assert whole["the whole model, gathered"] > 30e9, "summon_full_params of all, where layered_summon is not on"
+    assert whole["the base, back from the host"] == whole["the whole model, gathered"], "collect_lora_params"
+    for other in ({"sync": {"gather": "model"}}, {"sharding": "fsdp2"}, {"trainer_version": "0.3"}):
+        found = gathered(**VERL | {"sharding": "fsdp", "lora": {"r": 8}} | other)
+        assert not found.get("the base, back from the host"), other
 
 
 def test_shared_weights_are_there_once_and_not_sent() -> None:

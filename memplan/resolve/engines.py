@@ -166,6 +166,7 @@ def syncing(job: Job, found: Recipe, row: Generation, shared: bool) -> Syncing:
         gather=job.sync.gather or _gathered(found, row),
         from_host=row.from_host or (adapters and row.adapters_from_host),
         before_waking=adapters and row.adapters_first,
+        again=adapters and row.adapters_again and not job.sync.gather and found.sharding.name == "fsdp",
         free_share=0.0 if job.sync.bucket_bytes else row.free_share,
     )
 

@@ -22,6 +22,8 @@ class Syncing(NamedTuple):
     """Sent from the trainer's copy on the host; elsewhere its parameters are on the card for it."""
     before_waking: bool = False
     """Gathered before the engine's weights are woken."""
+    again: bool = False
+    """A copy of the base stands beside the one that was gathered for the first."""
     free_share: float = 0.0
     """Of what is free then, which buffers take in place of ``bucket_bytes``."""
 

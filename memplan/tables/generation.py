@@ -68,6 +68,9 @@ class Generation(NamedTuple):
     """What FSDP1 gathers to send adapters; empty: as without."""
     adapters_first: bool = False
     """They are gathered before the engine's weights are woken."""
+    adapters_again: bool = False
+    """Nobody saying what is gathered, the engine starts without weights; FSDP1's base, within what was gathered, goes
+    to the host for its first sync and comes back beside it."""
     adapters_from_host: bool = False
     """They are gathered layer by layer from parameters that are on the host meanwhile."""
     sharded_state: bool = False

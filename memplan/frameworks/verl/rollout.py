@@ -64,6 +64,8 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
         generating.put_bucket(keys, f"{ROLLOUT}{each}", 2**20)
     if keys.flag(f"{ROLLOUT}layered_summon"):
         put_inner(keys, "sync", "gather", "unit", f"{ROLLOUT}layered_summon")
+    elif "dummy" not in (keys.text(f"{ROLLOUT}load_format") or "dummy") and keys.draft.values.get("lora"):
+        put_inner(keys, "sync", "gather", "model", f"{ROLLOUT}load_format")
     for each in BEARING:
         if keys.get(f"{ROLLOUT}{each}"):
             keys.warn(f"{ROLLOUT}{each}", "is not modelled", "engine")
