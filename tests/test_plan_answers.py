@@ -1,5 +1,6 @@
 """Proves that the list of plans and the answers beside it never contradict each other: they are one search."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,10 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.engine.totals import forget
 from memplan.gpus import listed
 from memplan.planner import plan, questions
-from memplan.planner.planning import Question, question
+from memplan.planner.planning import Question, question, search
 from memplan.planner.questions import gpu_counts, least_of_all, tried
 from memplan.reporting import peak
 from memplan.spec.gpu import Gpu
@@ -30,6 +32,8 @@ JOBS = st.fixed_dictionaries(
     },
     optional={"trainer": st.sampled_from(["pytorch", "trl"]), "lora": st.just({"r": 8})},
 )
+MOST_CIRCLES = 3_000
+"""Objects: those of a few plays, where one for each of the candidates would be ten times as many."""
 
 
 @pytest.mark.slow
@@ -96,3 +100,27 @@ def test_a_smallest_card_is_the_first_that_fits_of_all(needs: float, monkeypatch
     answer = questions.smallest_card(first, lambda *said: None)
     assert answer.value == next((gpu.name for gpu in listed() if gpu.has_bf16 and fits(gpu)), None)
     assert len(asked) <= len(listed()) / 2
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model": MODELS["mixtral"], "method": "dpo", "trainer": "trl", "lora": {"r": 8}, "quantization": "nf4"},
+        {"model": "gemma-3n-e2b", "method": "sft", "gradient_checkpointing": "full"},
+    ],
+    ids=["refused often", "played as one stack"],
+)
+def test_a_search_leaves_nothing_to_the_collector_of_cycles(keys: dict[str, Any]) -> None:
+    """The command runs without it: what names itself in a circle would be there until the end."""
+    asked = question(read_job({"gpu": "80GB", "num_gpus": 2, "global_batch_size": 4, "sequence_length": 512, **keys}))
+    search(asked, wanted=1)
+    forget()
+    gc.collect()
+    gc.disable()
+    try:
+        tried(asked)
+        search(asked, wanted=1)
+        left = gc.collect()
+    finally:
+        gc.enable()
+    assert left < MOST_CIRCLES

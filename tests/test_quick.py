@@ -83,7 +83,7 @@ def test_only_what_was_read_is_asked_again() -> None:
     first = recipe_of(sharding="ddp", num_gpus=2, padded=False)
 
     def ask(recipe: Recipe) -> int:
-        return remembered(Reading(values, recipe, None, frozenset()))
+        return remembered(Reading(values, recipe))
 
     assert (
         ask(first) == ask(first.varied({"sharding.ranks": 4})) == ask(first.varied({"batch.sequence_length": 7})) == 2

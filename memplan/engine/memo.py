@@ -60,16 +60,16 @@ class Values:
 
 
 class Reading(dict[str, Any]):
-    """One question: the key of every attribute, of the parts or else of the recipe; those that are no plain values are
-    looked up when they are first asked for."""
+    """One question: the key of every attribute, of its parts, which are its own attributes, or else of the recipe;
+    those that are no plain values are looked up when they are first asked for."""
 
-    def __init__(self, known: Values, recipe: Any, parts: Any, names: frozenset[str]) -> None:
+    def __init__(self, known: Values, recipe: Any, names: frozenset[str] = frozenset()) -> None:
         fields = zip(PATHS, chain.from_iterable(OF_GROUPS(recipe)), strict=True)
         super().__init__((path, value) for path, value in fields if type(value) in PLAIN)
-        self.known, self.recipe, self.parts, self.names = known, recipe, parts, names
+        self.known, self.recipe, self.names = known, recipe, names
 
     def __missing__(self, name: str) -> Any:
-        source = self.parts if name in self.names else self.recipe
+        source = self if name in self.names else self.recipe
         key = self[name] = self.known.key(GETTER(name)(source) if name else source)  # of which a copy was made: all
         return key
 
@@ -154,7 +154,7 @@ class Remembered(Generic[_T]):
 
     def _compute(self, reading: Reading) -> _T:
         noted: dict[str, None] = {}
-        result = self.function(Watched(reading.recipe, noted, PARTED), Watched(reading.parts, noted))
+        result = self.function(Watched(reading.recipe, noted, PARTED), Watched(reading, noted))
         if self._leaves >= MOST:
             self.forget()
         self._leaves += 1

@@ -102,4 +102,5 @@ def tail_trace(
     boundary = p.stream(width).elements * mode.residual_itemsize
     backward = peaks_of(tape, "backward")
     used = uses, tape.uses() or NO_USES
+    tape.close()
     return TailTrace(saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs, used)

@@ -50,14 +50,15 @@ def _of_part(part: Callable[[Any], Any], read: set[str]) -> Remembered[Any]:
     return Remembered(lambda recipe, parts: part(_View(recipe, parts)), read)
 
 
-class _Parts:
+class _Parts(Reading):
     """Parts whose every attribute is remembered too."""
 
     def __init__(self, kind: "Remembering", recipe: Recipe) -> None:
-        self.kind, self.reading = kind, Reading(VALUES, recipe, self, kind.names)
+        super().__init__(VALUES, recipe, kind.names)
+        self.kind = kind
 
     def __getattr__(self, name: str) -> Any:
-        value = self.kind.parts[name](self.reading)
+        value = self.kind.parts[name](self)
         setattr(self, name, value)
         return value
 
@@ -76,7 +77,7 @@ class Remembering:
         """What any section or part has read of any recipe, so many names: ``met`` has sums by it."""
         self.covered = 0
         self.last: tuple[Recipe, _Parts] | None = None
-        assert not self.names & set(dir(Recipe)), "a part that is named as a field of the recipe"
+        assert not self.names & {*dir(Recipe), *dir(Reading)}, "a part that is named as a field of the recipe"
 
     def of(self, recipe: Recipe) -> _Parts:
         """The parts of a recipe: those at hand where the one that was asked for last is asked for again."""
@@ -89,7 +90,7 @@ class Remembering:
         found = self.met.get(self._name(recipe))
         if found is None:
             parts = self.of(recipe)
-            found = Totalled([rows(parts.reading) for rows in self.rows], parts.schedule)
+            found = Totalled([rows(parts) for rows in self.rows], parts.schedule)
             if len(self.met) >= MET or len(self.read) > self.covered:
                 self.covered, names = len(self.read), self.read - self.names
                 self.asked = attrgetter(*names) if "" not in names else lambda recipe: (recipe,)
@@ -103,17 +104,17 @@ class Remembering:
     def without(self, recipe: Recipe, sections: Sequence[Section]) -> Totalled:
         """The sums of every section but these."""
         parts, pairs = self.of(recipe), zip(self.rows, self.sections, strict=True)
-        return Totalled([rows(parts.reading) for rows, of in pairs if of not in sections], parts.schedule)
+        return Totalled([rows(parts) for rows, of in pairs if of not in sections], parts.schedule)
 
     def states(self, recipe: Recipe) -> int:
         """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""
-        sums = self.calm[0](self.of(recipe).reading).get(("allocated", "gpu"))
+        sums = self.calm[0](self.of(recipe)).get(("allocated", "gpu"))
         return sums.lasting if sums else 0
 
     def there(self, recipe: Recipe) -> Totalled:
         """The sums of what no pass decides (``Lasting.schedule``)."""
-        reading = self.of(recipe).reading
-        return Totalled([rows(reading) for rows in self.calm], Lasting.schedule)
+        parts = self.of(recipe)
+        return Totalled([rows(parts) for rows in self.calm], Lasting.schedule)
 
     def forget(self) -> None:
         """Start again with nothing remembered."""
@@ -132,7 +133,7 @@ def remembered(function: Callable[[Any], _T], megatron: bool = False) -> Callabl
     """A function of a ledger's parts (``megatron``: of that kind's), remembered by what it reads of them and recipe."""
     kept = Remembered(lambda recipe, parts: function(_View(recipe, parts)))
     _OTHERS.append(kept)
-    return lambda recipe: kept((_megatron() if megatron else ORDINARY).of(recipe).reading)
+    return lambda recipe: kept((_megatron() if megatron else ORDINARY).of(recipe))
 
 
 @cache

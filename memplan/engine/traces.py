@@ -189,10 +189,10 @@ def layer_trace(
         saved, keeps_input = NOTHING, False  # no graph holds the checkpoint, nor the checkpoint its input
     if style == "no-grad":
         return LayerTrace(boundary, False, NOTHING, casts, forward, {}, 0, uses=(uses, NO_USES))
+    kept = boundary, keeps_input, saved, casts, forward
     if not to_the_end:
-        return LayerTrace(
-            boundary, keeps_input, saved, casts, forward, {"": NOTHING} if node else {}, 0, uses=(uses, NO_USES)
-        )
+        tape.close(node)
+        return LayerTrace(*kept, {"": NOTHING} if node else {}, 0, uses=(uses, NO_USES))
     tape.category = "recomputation"
     if style == "reentrant":
         tape = kind(mode.numerics.autocast, category="recomputation", in_place=mode.in_place)
@@ -220,7 +220,7 @@ def layer_trace(
         frame.run = lambda hollow: recompute(hollow, p, layer, back())
     host = away.host_bytes if away is not None else 0
     if node is None:
-        return LayerTrace(boundary, keeps_input, saved, casts, forward, {}, 0, host=host, uses=(uses, NO_USES))
+        return LayerTrace(*kept, {}, 0, host=host, uses=(uses, NO_USES))
     tape.gradient_mode = gradients
     recomputed = peaks_of(tape, "forward") if style == "reentrant" else {}
     tape.peaks.clear()
@@ -237,9 +237,8 @@ def layer_trace(
         backward["attention"] = max(backward["attention"], backward["projections"], key=lambda alive: alive.size)
     held.clear()  # CheckpointFunction.backward returns: ``inputs``, ``detached_inputs``, ``outputs`` are gone
     left = sum(grad.storage.size for grad in tape.gradients if grad.storage)
-    return LayerTrace(
-        boundary, keeps_input, saved, casts, forward, backward, left, lasts, host, keeps_logits, (uses, used)
-    )
+    tape.close()
+    return LayerTrace(*kept, backward, left, lasts, host, keeps_logits, (uses, used))
 
 
 def _read(mode: Mode, logits: Tensor | None) -> tuple[Node, tuple[Dim, int]] | None:

@@ -193,11 +193,11 @@ class Builder:
         try:
             return keys, self.recipe({**keys, **batch})
         except MemplanError as error:
-            refused = error
-        for attempt in alternatives(self.space, keys, f"{refused.message} {refused.hint}"):
+            reason, hint = error.message, error.hint  # the error itself names this frame, which would name it
+        for attempt in alternatives(self.space, keys, f"{reason} {hint}"):
             with suppress(MemplanError):
                 return attempt, self.recipe({**attempt, **batch})
-        self._refuse(family, keys, refused.message, len(sizes), refused.hint)
+        self._refuse(family, keys, reason, len(sizes), hint)
         return None
 
     def _steps(self, steps: int) -> Keys:

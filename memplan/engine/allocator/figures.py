@@ -124,6 +124,8 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
         begun = _begun(_plays(recipe, recorded), settings)
         if recipe.generator is None:  # whose cache would go on growing in these allocators
             _BEGUN.append((job, begun))
+        while len(_BEGUN) > 1 and sum(each.events for _, each in _BEGUN) > MOST_KEPT:
+            _BEGUN.popleft()
     result = _figures(recipe, begun, settings, room, seek)
     if short <= ROUNDING * allocated:
         return result
@@ -139,9 +141,16 @@ class Begun(NamedTuple):
     endless: dict[Rank, CachingAllocator]
     """Behind them, on an unlimited card."""
 
+    @property
+    def events(self) -> int:
+        """How many are kept, of some 90 bytes each."""
+        return sum(len(each.events) for each in self.plays.values())
 
+
+MOST_KEPT = 400_000
 _BEGUN: deque[tuple[Recipe, Begun]] = deque(maxlen=3)
-"""Of the jobs played last, what they are but for where that came from: what fits is asked, and then what is needed."""
+"""Of the jobs played last, what they are but for where that came from: what fits is asked, and then what is needed. Of
+so many events (``MOST_KEPT``) the last one alone."""
 
 
 @uncollected()

@@ -152,7 +152,7 @@ class StepEvents(NamedTuple):
         return most
 
 
-_COUNTED: deque[tuple[object, object, int, tuple[int, int]]] = deque(maxlen=2)
+_COUNTED: deque[tuple[object, object, int, tuple[int, int]]] = deque(maxlen=1)
 
 
 def play(recorded: StepEvents, allocator: CachingAllocator) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from memplan.engine.play.notes import USED, InTower, noted
 from memplan.engine.play.sharding import Sharding
-from memplan.engine.tape.graph import Param, Storage, Tensor
+from memplan.engine.tape.graph import Node, Param, Storage, Tensor
 from memplan.engine.tape.tags import Dim, Tag
 from memplan.engine.tape.watched import Watching
 from memplan.tables.styles import Fused
@@ -47,8 +47,10 @@ class PlayTape(Watching):
     storage_type: type[Storage] = PlayedStorage
     plays_all = True
 
-    def close(self) -> None:
-        """Let go of what is on record: the tape, which its storages name, is found by the collector of cycles alone."""
+    def close(self, waits: Node | None = None) -> None:
+        """Let go of what is on record too."""
+        super().close(waits)
+        self.sharding = Sharding()
         self.events.clear()
         self.tags.clear()
 

@@ -68,6 +68,16 @@ class Tape:
         self.awaited: dict[Param, int] = {}
         self.waiting: dict[Param, Tensor] = {}
 
+    def close(self, waits: Node | None = None) -> None:
+        """Let go of circles, which the collector of cycles alone would find, if it is on: a weight and the node where
+        its gradient arrives, the tape and storages that it holds, a graph that ``waits`` to run back from a node."""
+        if waits is not None:
+            graph.dissolve(waits)
+        for param in self.leaves:
+            param.node = None
+        for held in (self.leaves, self.gradients, self.leaf_nodes, self.context, self.closures, self.waiting):
+            held.clear()
+
     # -- recording ------------------------------------------------------------------------------------------------
 
     @contextmanager

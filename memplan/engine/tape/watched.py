@@ -26,6 +26,13 @@ class Watching(Tape):
         """The parameters that a node reads when it runs back, by its sequence number."""
         self.reached_ahead = 0
 
+    def close(self, waits: Node | None = None) -> None:
+        """Of every parameter."""
+        super().close(waits)
+        for param in self.scopes:
+            param.node = None
+        self.scopes.clear()
+
     def happens(self, what: str, param: Param | None = None) -> None:
         """Note it."""
 

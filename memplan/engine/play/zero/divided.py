@@ -87,7 +87,7 @@ class Divided(Engine):
         if name not in self.models or not (self.recipe.several or self.zero.parameters):
             return
         if name not in self.wholes:
-            self.wholes[name] = Whole(self, limits(self.recipe), self.itemsize, self.gathering)
+            self.wholes[name] = Whole(self.tape, limits(self.recipe), self.itemsize, self.gathering)
             self.wholes[name].from_host = bool(self.zero.parameters) and self.recipe.several
         self.current = self.wholes[name]
         self.current.begins(visits_of(self.models[name], uses))

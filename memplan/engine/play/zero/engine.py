@@ -49,10 +49,7 @@ class Engine:
 
     def new(self, size: int, label: str, category: str, stream: int = 0) -> Tensor:
         """Bytes on a stream."""
-        self.tape.stream = stream
-        tensor = self.tape.new(Dim("n", size), 1, label, category=category)
-        self.tape.stream = 0
-        return tensor
+        return self.tape.on(stream, Dim("n", size), label, category)
 
     def noted(self, note: Note, grad: Handed | None) -> None:
         """A hook runs. ``grad``: what it was handed."""

@@ -5,8 +5,9 @@ partition_parameters.py (``_all_gather_dtype``, ``AllGatherCoalescedHandle.wait`
 ``parallel/zero/coordinator.py``'s."""
 
 from memplan.engine.parallel.zero.coordinator import Call, Coordinator, Limits
-from memplan.engine.play.zero.engine import Engine
+from memplan.engine.play.tape import PlayTape
 from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.tags import Dim
 
 GATHERED = "gathered_parameters"
 
@@ -14,9 +15,9 @@ GATHERED = "gathered_parameters"
 class Whole(Coordinator):
     """A coordinator whose flat buffers and parameters are tensors."""
 
-    def __init__(self, engine: Engine, limits: Limits, itemsize: int, stream: int) -> None:
+    def __init__(self, tape: PlayTape, limits: Limits, itemsize: int, stream: int) -> None:
         super().__init__(limits)
-        self.engine, self.itemsize, self.stream = engine, itemsize, stream
+        self.tape, self.itemsize, self.stream = tape, itemsize, stream
         self.from_host = False
         self.flats: dict[Call, Tensor] = {}
         self.wholes: dict[int, Tensor] = {}
@@ -49,4 +50,4 @@ class Whole(Coordinator):
         self.wholes.pop(identity, None)
 
     def _new(self, elements: int, label: str) -> Tensor:
-        return self.engine.new(elements * self.itemsize, label, GATHERED, self.stream)
+        return self.tape.on(self.stream, Dim("n", elements * self.itemsize), label, GATHERED)
