@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from memplan.frameworks.checks.checking import Checked, check_file
+from memplan.resolve import resolve
+from memplan.spec.reading import read_job
 
 OPTIONS = "--model_name_or_path smollm2-135m --data_split 2,4,4 --max_seq_len 256 --per_device_train_batch_size 2 "
 STEP_1 = "deepspeed --num_gpus 8 training/step1_supervised_finetuning/main.py " + OPTIONS + "--deepspeed "
@@ -79,6 +81,18 @@ def test_ppo_has_four_models(tmp_path: Path) -> None:
     assert roles == [("critic", "smollm2-135m"), ("reward", "smollm2-135m")]
     keys = ("method", "batch_size", "sequence_length", "completion_length", "sharding", "reference", "loss_head")
     assert [found.job[key] for key in keys] == ["ppo", 2, 384, 256, "zero3", "offloaded", "log-softmax"]
+
+
+def test_a_batch_of_generation_is_generated_at_once_and_trained_in_parts(tmp_path: Path) -> None:
+    """step3_rlhf_finetuning/main.py: MiniDataset divides what generate_experience made of a whole batch."""
+    large = PPO.replace("per_device_train_batch_size 2", "per_device_train_batch_size 64") + "--actor_zero_stage 2 "
+    found, small = (
+        checked(tmp_path, text + "--critic_zero_stage 2") for text in (large, PPO + "--actor_zero_stage 2 ")
+    )
+    made = [resolve(read_job({key: value for key, value in each.job.items() if key != "evaluation"})).generator
+            for each in (found, small)]  # fmt: skip
+    assert [each and each.rows for each in made] == [64, 2]
+    assert found.job["batch_size"] == 2
 
 
 def test_critic_and_reward_are_asked_for_at_once(tmp_path: Path) -> None:

@@ -130,6 +130,15 @@ def test_precisions_that_are_known_by_name(tmp_path: Path, name: str, keys: dict
     assert settings.items() >= keys.items()
 
 
+def test_what_mixed_precision_overwrites_decides_nothing(tmp_path: Path) -> None:
+    """training/mixed_precision.py: setup puts its own fp8_param_gather into ddp and model as training starts."""
+    name = "mixed_precision=bf16_with_fp8_delayed_scaling_mixed"
+    texts = (RUN.replace("logger.log_interval=1", f"{name} {more}") for more in ("", "ddp.fp8_param_gather=false"))
+    first, second = (read(tmp_path, text, "run.sh") for text in texts)
+    assert first.job == second.job
+    assert not [each for each in second.unread if each.decides == "precision"]
+
+
 def test_adapters_by_recipe_or_mode(tmp_path: Path) -> None:
     by_mode = RUN.replace("--recipe qwen3_600m_sft_config", "--model qwen3_600m --mode lora")
     texts = RUN.replace("_sft_config", "_peft_config"), RUN.replace("_sft_config", "_finetune_config"), by_mode

@@ -13,7 +13,7 @@ from memplan.frameworks import deepspeed
 from memplan.frameworks.asking import beside
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands.launch import Launch, launches
-from memplan.frameworks.common.generating import put_engine
+from memplan.frameworks.common.generating import put, put_engine
 from memplan.frameworks.draft import UNSET
 from memplan.frameworks.files.documents import Document, Settings, is_template, words
 from memplan.frameworks.hugging_face import precision as hf_precision
@@ -122,6 +122,7 @@ def _ppo(keys: Keys, method: str) -> None:
         keys.draft.values["logprob_token_budget"] = 2 * generation * (prompt + answer)
     keys.put("loss_head", "log-softmax")
     put_engine(keys, "hf", "max_answer_seq_len")
+    put(keys, "max_num_seqs", generation, BATCHES["generation"][keys.has(BATCHES["generation"][1])])
     checks = {who: "full" if keys.flag(f"{who}_gradient_checkpointing") else "none" for who in ("actor", "critic")}
     checks["actor"] = "full" if keys.flag("gradient_checkpointing") else checks["actor"]  # of the first versions
     keys.put("gradient_checkpointing", checks["actor"], "actor_gradient_checkpointing")

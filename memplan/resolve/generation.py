@@ -85,6 +85,7 @@ def _of_policy(job: Job, found: Recipe, whole: ModelSpec, latent: bool) -> Gener
     """transformers' generate, with the policy's own weights and nothing beside them."""
     itemsize = found.numerics.autocast or found.numerics.itemsize
     prompt, completion = _lengths(job, found)
+    asked = job.rollout or NOTHING
     return Generator(
         engine="hf",
         version="",
@@ -93,8 +94,8 @@ def _of_policy(job: Job, found: Recipe, whole: ModelSpec, latent: bool) -> Gener
         max_model_len=prompt + completion,
         prompt_length=prompt,
         completion_length=completion,
-        rows=found.rows * found.batch.accumulation,
-        group=(job.rollout or NOTHING).group_size or 1,
+        rows=asked.max_num_seqs or found.rows * found.batch.accumulation,
+        group=asked.group_size or 1,
         itemsize=itemsize,
         kv_itemsize=itemsize,
         latent=latent,

@@ -229,6 +229,9 @@ NARROW: dict[str, dict[str, Any]] = {
 layer in 16 bits."""
 
 
+OVERWRITTEN = ("fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather")
+
+
 def _narrow(keys: Keys, word: str, said: str) -> None:
     """Products in FP8 and FP4, where the precision is one by name and nothing of it is changed."""
     kind = next((name for name in NARROW if name in word and word.startswith("bf16_with_")), "")
@@ -246,10 +249,11 @@ def _narrow(keys: Keys, word: str, said: str) -> None:
 
 
 def _drop_idle(keys: Keys) -> None:
-    """What only another way of recomputation reads, which a saved config has too."""
+    """What only another way of recomputation reads, which a saved config has too; of ``ddp`` and ``model`` what
+    ``mixed_precision`` overwrites as training starts (training/mixed_precision.py: setup), or nothing else reads."""
     how = str(keys.get("recompute_granularity") or "")
     others = {"full": ("recompute_modules",), "selective": ("recompute_method", "recompute_num_layers")}
-    idle = others.get(how, tuple(name for names in others.values() for name in names))
+    idle = (*others.get(how, tuple(name for names in others.values() for name in names)), *OVERWRITTEN)
     keys.skip(*idle)
     keys.defaults = {key: value for key, value in keys.defaults.items() if key not in idle}
     kept = {key: value for key, value in keys.settings.values.items() if key not in idle}
