@@ -93,6 +93,7 @@ SHARDED: dict[str, dict[str, Any]] = {
     | {"gradient_accumulation_steps": 2, "sync_each_batch": False, "reduce_dtype": "fp32", "precision": "bf16"},
     "gradient_checkpointing": {"model": "mixtral-8x7b", "gradient_checkpointing": "selective"},
     "lora.dtype": {"precision": "bf16-amp", "method": "dpo", "lora": {"r": 8}, "reference": "adapter"},
+    "reshard_after_forward": {"num_gpus": 4, "method": "dpo", "lora": {"r": 8}, "reshard_after_forward": 2},
 }
 """What torch cannot run on FSDP2's shards, by the key."""
 
@@ -104,7 +105,9 @@ def test_what_fsdp2_cannot_run_is_refused_by_its_key(key: str) -> None:
         trace(job)
     assert refused.value.message.startswith(f"{key}: ")
     assert refused.value.hint
-    if key not in ("optimizer", "lora.dtype"):
+    if key == "reshard_after_forward":
+        assert refused.value.message in str(resolve(read_job(job)).provenance.warnings)
+    elif key not in ("optimizer", "lora.dtype"):
         assert f"{key}: torch stops at this job" in str(resolve(read_job(job)).provenance.warnings)
 
 

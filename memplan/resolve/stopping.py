@@ -30,7 +30,22 @@ def warned_of_stops(recipe: Recipe, notes: Notes) -> Recipe:
     for said, hint in stops(recipe):
         key, _, words = said.partition(": ")
         notes.remark(f"{key}: torch stops at this job ({words}); {hint}")
+    if rests_unseen(recipe):
+        notes.remark(f"{UNSEEN}; {AS_WHOLE}")
     return recipe
+
+
+UNSEEN = "reshard_after_forward: a number beside reference adapter leaves the adapters without a gradient"
+AS_WHOLE = "use reshard_after_forward true, or reference resident"
+
+
+def rests_unseen(recipe: Recipe) -> bool:
+    """Whether adapters are off for good: PEFT turns them off for a reference that comes first, and on again in the
+    parts that FSDP2 puts in their place until backward (peft 0.21 tuners/tuners_utils.py: enable_adapters; torch 2.13
+    fsdp/_fully_shard/_fsdp_param.py: to_sharded_post_forward)."""
+    parts = recipe.sharding.name == "fsdp2" and not isinstance(recipe.sharding.reshard_after_forward, bool)
+    first = recipe.trainer.reference.first and recipe.method.name != "kto"  # whose policy scores mismatched ones first
+    return parts and recipe.others.reference == "adapter" and first
 
 
 def stops(recipe: Recipe) -> Iterator[tuple[str, str]]:

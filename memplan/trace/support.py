@@ -2,7 +2,7 @@
 
 from memplan.engine.micro_step import loops_experts
 from memplan.errors import InvalidJob
-from memplan.resolve.stopping import stops
+from memplan.resolve.stopping import AS_WHOLE, UNSEEN, rests_unseen, stops
 from memplan.spec.recipe import Recipe
 from memplan.units import words_of
 
@@ -128,6 +128,8 @@ def _check_ranks(recipe: Recipe) -> None:
         raise InvalidJob("freeze: Must flatten tensors with uniform `requires_grad`", "use fsdp.use_orig_params true")
     for said, hint in stops(recipe):
         raise InvalidJob(said, hint)
+    if rests_unseen(recipe):
+        raise InvalidJob(UNSEEN, AS_WHOLE)
     if recipe.parallel.model > 1 or recipe.parallel.expert > 1:
         raise InvalidJob(
             "tensor_parallel, pipeline_parallel, context_parallel, expert_parallel: ranks that hold parts of a model "
