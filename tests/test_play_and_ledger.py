@@ -218,6 +218,17 @@ JOBS: dict[str, dict[str, Any]] = {
         "eval_batch_size": 1,
         "gradient_checkpointing": "none",
     },
+    **{
+        f"a critic is trained before the policy, {name}": {
+            "method": "ppo",
+            "trainer": "verl",
+            "precision": "auto",
+            "gradient_accumulation_steps": 2,
+            "sharding": name,
+        }
+        for name in ("fsdp", "fsdp2")
+    },
+    "a critic steps with the policy": {"sharding": "ddp", "method": "ppo"},
     "scales stay on the card": {
         "sharding": "fsdp2",
         "trainer": "trl",

@@ -70,10 +70,23 @@ def is_covered(recipe: Recipe) -> bool:
         and (recipe.batch.images is None or _sees_in_play(recipe))
         and not _crosses_unplayed(recipe)
         and _is_offload_played(recipe)
-        and recipe.others.critic is None
+        and _has_played_critic(recipe)
         and recipe.teacher is None
         and not recipe.evaluating
     )
+
+
+def _has_played_critic(recipe: Recipe) -> bool:
+    """Whether there is none, or it steps with the policy, or has a training of its own beside which the policy stays on
+    the card; no engine takes gradients, and no loop names outputs over its steps."""
+    critic, of = recipe.others.critic, recipe.generator
+    if critic is None or recipe.in_megatron or recipe.zero_stage >= 0:
+        return critic is None
+    from memplan.engine.critic_engine import has_critic_engine, parted
+
+    if has_critic_engine(recipe):
+        return not (of and any(of.away[:3])) and is_covered(parted(recipe)[0])
+    return not (critic.apart or recipe.loss.code.step_outputs)
 
 
 def _sees_in_play(recipe: Recipe) -> bool:

@@ -25,6 +25,9 @@ class Resident:
         if size := warm_up_bytes(recipe):
             tape.new(Dim("n", size), 1, "the allocator's warm-up", category="temporaries")
         self.weights = weights = in_order(recipe.model, adapter is None, adapter)
+        if critic := recipe.others.critic:
+            weights += in_order(critic.spec, critic.adapter is None, critic.adapter)
+            self._buffers(critic.spec, recipe.numerics.itemsize)
         shards, by_rows = holds.parameter_shards, recipe.sharding.name == "fsdp2"
         self.trained = [weight for weight in weights if weight.trained]
         if wraps(recipe):

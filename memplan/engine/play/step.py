@@ -3,6 +3,7 @@
 The first step decides where things lie: weights are there first, the optimizer's states come in its first step,
 between gradients that are still alive. From the second step on all steps are alike."""
 
+from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.micro_step import stages
 from memplan.engine.optimizer.states import Stepped
 from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank, stepped_by
@@ -86,9 +87,11 @@ class Player:
 
     def weights_of(self, plan: PassPlan) -> Weights:
         """The parameters of a pass: the policy's, or those of a model beside it."""
-        own = "reference" if plan.name == "reference" and self.recipe.others.reference == "resident" else ""
+        critic, resident = self.recipe.others.critic, self.recipe.others.reference == "resident"
+        own = plan.name if plan.name == CRITIC or (plan.name == "reference" and resident) else ""
         if own not in self.weights:
-            adapter, head = None if own else self.recipe.adapter, plan.spec.head.name
+            adapter = critic.adapter if critic and own == CRITIC else None if own else self.recipe.adapter
+            head = plan.spec.head.name
             copied = adapter is not None and not adapter.saved.isdisjoint(("embed_tokens", head))
             tied = {head: "embed_tokens"} if plan.spec.head_is_tied and not copied else {}
             self.weights[own] = Weights(self.tape, tied, listed(plan.spec))

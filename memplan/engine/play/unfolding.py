@@ -16,11 +16,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from memplan.engine.allocator.replay import StepEvents
+from memplan.engine.critic_engine import has_critic_engine
 from memplan.engine.micro_step import stages
 from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, fold_of, repeated
 from memplan.engine.play.notes import SIGN, moved
 from memplan.engine.play.pieces import FoldedTape, Piece
 from memplan.engine.play.step import Player, played_evaluation
+from memplan.engine.play.trainings import Trainings
 from memplan.engine.tape.tags import Tag
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
@@ -51,12 +53,12 @@ def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
     nor every step is played, where some say what the others are."""
     evaluation = played_evaluation(recipe)
     passes = [*stages(recipe), *(stages(evaluation) if evaluation else ())]
-    fold = fold_of([traced.plan for traced, _ in passes]) if folds else None
+    fold = fold_of([traced.plan for traced, _ in passes]) if folds and not has_critic_engine(recipe) else None
     if fold is not None:
         player = FoldedPlayer(recipe, fold)
         with suppress(Unlike), closing(player.tape):
             return _steps(player, steps, partial(_unfolded, player, fold))
-    whole = Player(recipe)
+    whole = Trainings(recipe) if has_critic_engine(recipe) else Player(recipe)
     if folds:
         return _steps(whole, steps, partial(_as_played, whole))
     return _as_played(whole, whole.steps(steps))
