@@ -104,3 +104,27 @@ def test_of_a_loop_deepspeeds_accumulation_stands_as_accelerate_takes_it() -> No
     written("train.py", LOOP)
     found = checked("a.sh", "accelerate launch --config_file accelerate.yaml train.py\n")
     assert (found.fits, found.job["gradient_accumulation_steps"], found.job["sharding"]) == ("yes", 64, "zero2")
+
+
+MEGATRON = """\
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 512 \\
+    --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8 --bf16 --vocab-size 32000 {}
+"""
+
+
+def test_what_waits_on_the_host_and_is_counted_on_the_card_is_a_bound() -> None:
+    found = checked("a.sh", MEGATRON.format("--fine-grained-activation-offloading"))
+    assert (found.fits, found.at_most) == ("yes", True)
+    assert "at most" in found.text
+
+
+def test_a_bound_is_not_why_a_layout_takes_more_gpus() -> None:
+    layout = "--pipeline-model-parallel-size 2 --num-experts 16 --expert-model-parallel-size 16 --moe-router-topk 2"
+    found = checked("a.sh", MEGATRON.format(f"{layout} --fine-grained-activation-offloading"))
+    assert (found.fits, found.hint) == ("no", "add --num-gpus 32")
+    assert "its layout takes 32 GPUs" in found.text
+
+
+def test_a_blank_behind_a_backslash_is_told_before_the_command_too() -> None:
+    found = checked("a.sh", f"A=1 \\\nB= \\  \nswift sft --model Qwen/Qwen2.5-0.5B {OPTIONS}\n")
+    assert "a.sh, line 2: a shell ends the command here; the options behind it are counted" in found.warnings

@@ -76,6 +76,12 @@ def subject_of(key: str, value: object = True) -> str:
     return "" if (off and subject != "freezing") or whole else subject
 
 
+NO_LESS = re.compile(
+    r"on the host (?:\(\w+\) )?are counted on the (?:device|card|GPU)$|not divided over several$|padded$"
+    r"|which keeps? more\b|logits of whole sequences are counted$|held until the step$|not quantised$"
+    r"|(?<!: all weights )(?:is|are) counted (?:whole|with full|(?:over all logits )?at once|as (?:saved|kept|trained))"
+)
+"""Why a key is not counted, of what takes no less without it: what fits so fits."""
 ROWS = re.compile(r"(micro_batch_size(_per_\w+)?|per_device_\w*batch_size|global_train_batch_size|gconfig\.n_samples)$")
 """Numbers of rows, of which none may be 0: no trainer takes it for unset."""
 HALVES = re.compile(r"(?i)(torch\.)?(bf16|bfloat16|fp16|float16|half)")

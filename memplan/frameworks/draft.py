@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from memplan.errors import InvalidJob
 from memplan.frameworks.asking import option_of
-from memplan.frameworks.deciding import subject_of
+from memplan.frameworks.deciding import NO_LESS, subject_of
 from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import open_reference, open_written
 from memplan.spec.reading import Unread
@@ -121,8 +121,9 @@ class Draft:
         self, key: str, where: str, why: str = "not understood", decides: str | None = None, hint: str = ""
     ) -> None:
         """A key that bears on memory, or may, is not understood. ``decides``: what of memory, of ``SUBJECTS``; empty
-        where it is little; None to tell it from the key's name."""
-        self.unread.append(Unread(key, where, why, subject_of(key) if decides is None else decides, hint))
+        where it is little; None to tell it from the key's name. A bound where the reason says that it is."""
+        subject = subject_of(key) if decides is None else decides
+        self.unread.append(Unread(key, where, why, subject, hint, above=NO_LESS.search(why) is not None))
 
     def ask(self, key: str, where: str, what: str, hint: str = "") -> None:
         """A job's key that memory depends on, whose value the text does not hold (``$N``): unclear without an option.

@@ -176,7 +176,8 @@ def _in_doubt(given: JobInput, error: InvalidJob) -> InvalidJob:
     """Why there is no estimate: a question first, then what was not understood, else the error itself."""
     unnamed = given.job.model is None and given.job.total_params is None
     doubts = sorted((each for each in given.unread if each.decides), key=lambda each: not each.asks)
-    first = next((each for each in doubts if each.asks == "model" or not unnamed), None)
+    why = (each for each in doubts if each.asks or not each.above)  # a bound is no cause
+    first = next((each for each in why if each.asks == "model" or not unnamed), None)
     if first:
         text = first.text if unnamed else f"{first.text}; without that {error.message}"
         return NotKnown(text, _shared(one_hint(doubts) or error.hint, given))

@@ -32,8 +32,18 @@ def on_its_own(
     world = given.job.num_gpus if "num_gpus" in given.job.model_fields_set else 0
     world = world if world and world >= takes and world % takes == 0 else takes
     node = given.job.gpus_per_node if "gpus_per_node" in given.job.model_fields_set else named
-    nodes = {"gpus_per_node": node} if node and world % node == 0 else {}
-    found = answer(with_changes(given, {"num_gpus": world, **nodes}))
+
+    def on(world: int) -> "Checked":
+        nodes = {"gpus_per_node": node} if node and world % node == 0 else {}
+        return answer(with_changes(given, {"num_gpus": world, **nodes}))
+
+    try:
+        found = on(world)
+    except InvalidJob as deeper:  # its experts take more of them
+        more = deeper.changes.get("num_gpus")
+        if not isinstance(more, int) or more <= world:
+            raise
+        takes, world, found = more, more, on(more)
     cards = found.cards.removeprefix(f"{world} × ")
     text = f"does not fit {named} × {cards}: its layout takes {takes} GPUs; {found.text}"
     return replace(found, fits="no", text=text, hint=f"add --num-gpus {world}", exit_code=EXIT_DOES_NOT_FIT)

@@ -131,7 +131,7 @@ class Calls(Children):
         texts = tuple(Word(shown(word.text), place if self.children else word.line) for word in words)
         within = self.children[-1] if self.children else ""
         around = tuple(word._replace(text=shown(word.text)) for word in self.around)
-        self.commands.append(Command(texts, environment, place, self._remarks(words, unset), around, within))
+        self.commands.append(Command(texts, environment, place, self._remarks(words, unset, len(own)), around, within))
         return ""
 
     def fed(self, node: Chain) -> Word | None:
@@ -141,8 +141,8 @@ class Calls(Children):
         text = self.variables.piped([part for _, part in node.parts[:-1]]) if joined else ""
         return Word(text, last.words[-1].line) if text and isinstance(last, Simple) else None
 
-    def _remarks(self, words: list[Word], unset: list[Word]) -> tuple[str, ...]:
-        """What must be said with a command."""
+    def _remarks(self, words: list[Word], unset: list[Word], above: int) -> tuple[str, ...]:
+        """What must be said with a command, before which so many variables are set for it."""
         used = sorted(self.variables.used | self.noted)
         names = [note[1:] for note in used if note[0] == "?"]
         found = [f"{self.path}: a loop over {note[1:]} is taken, the first value" for note in used if note[0] == "@"]
@@ -153,7 +153,7 @@ class Calls(Children):
         if unset:
             said = ", ".join(dict.fromkeys(shown(word.text) for word in unset[:6]))
             found.append(f"{self.path}: never set, and taken as empty: {said}")
-        first, last = min(word.line for word in words), max(word.line for word in words)
+        first, last = min(word.line for word in words) - above, max(word.line for word in words)
         broken = next((line for line in self.joined if first <= line <= last), 0)
         if broken:
             found.append(

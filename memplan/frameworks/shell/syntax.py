@@ -152,8 +152,9 @@ class Scanner:
         match = _CONTINUED.match(self.text, place)
         if match is None:
             return len(self.text) if place == len(self.text) - 1 else place
-        commented = "#" in match.group()[: match.start("between") - place]
-        if not commented and not match.group("between"):
+        ended = match.group()[1 : match.start("between") - place].strip("\r\n")  # a blank, or a comment
+        if "#" not in ended and not match.group("between"):
+            self.joined += [self.line(place)] if ended else []
             return match.start("next")
         if not _OPTION.match(match.group("next")):
             return self.text.index("\n", place)
