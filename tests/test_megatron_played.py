@@ -86,6 +86,21 @@ def test_the_play_is_the_ledgers_and_a_search_is_not_below_it(keys: dict[str, An
         of = recipe(**keys, num_gpus=cards)
     except MemplanError:  # a model without experts has none to divide
         assume(False)
+    agrees(of)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    ("stages", "chunks", "micro", "form"),
+    [(2, 2, 8, "none"), (4, 2, 4, "full"), (4, 4, 32, "selective"), (8, 2, 8, "full")],
+)
+def test_chunks_of_a_rank_take_turns(model: str, stages: int, chunks: int, micro: int, form: str) -> None:
+    keys = {"pipeline_parallel": stages, "virtual_pipeline": chunks, "gradient_accumulation_steps": micro}
+    agrees(recipe(**keys, model=model, gradient_checkpointing=form, num_gpus=4 * stages, tensor_parallel=4))
+
+
+def agrees(of: Recipe) -> None:
+    """Play and ledger, and a search that holds no less than what is needed."""
     for each in rank_classes(of):
         assert is_covered(each.recipe)
         ledger = megatron_ledger(each.recipe)
@@ -143,7 +158,6 @@ def test_what_whole_layers_of_experts_may_keep_is_in_the_high_figure_alone() -> 
     "keys",
     [
         {"megatron": {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True}},
-        {"pipeline_parallel": 2, "virtual_pipeline": 2},
     ],
 )
 def test_what_is_not_played_keeps_its_band(keys: dict[str, Any]) -> None:

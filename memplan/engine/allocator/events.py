@@ -114,11 +114,10 @@ def _crosses_unplayed(recipe: Recipe) -> bool:
 
 
 def _has_played_stages(recipe: Recipe) -> bool:
-    """Of Megatron: one model in plain or pipelined stages, whose optimizer is on the card."""
+    """Of Megatron: one model in plain or pipelined stages, interleaved or not, whose optimizer is on the card."""
     settings = recipe.megatron
     return (
-        recipe.parallel.virtual == 1
-        and recipe.model.tower is None
+        recipe.model.tower is None
         and not settings.optimizer_cpu_offload
         and not settings.narrow_weights
         and not recipe.others.residents

@@ -48,18 +48,41 @@ def layers_of_chunk(layers: int, degrees: Parallel, settings: Megatron, stage: i
     return count
 
 
+def own_layers(layers: int, degrees: Parallel, settings: Megatron) -> tuple[int, ...]:
+    """Layers of a rank's chunks, each with those of the chunks before."""
+    own = (layers_of_chunk(layers, degrees, settings, degrees.stage, each) for each in range(degrees.virtual))
+    return tuple(accumulate(own))
+
+
+def warm_up(degrees: Parallel) -> int:
+    """Forwards of chunks before the first that a backward follows at once (schedules.py)."""
+    behind = degrees.pipeline - degrees.stage - 1
+    return behind if degrees.virtual == 1 else 2 * behind + (degrees.virtual - 1) * degrees.pipeline
+
+
+BESIDE_WARM_UP = 3
+"""Micro-batches that are played beside those that warm the pipeline up, where a rank has one chunk: all others are like
+them. Of several chunks, all take their turns once, with as many micro-batches as the pipeline has stages."""
+
+
+def schedule(degrees: Parallel, micro_batches: int) -> tuple[int, list[int]]:
+    """Forwards that warm up, and the chunk of each in order; backward goes through them in the same order of turns."""
+    stages, chunks, warm = degrees.pipeline, degrees.virtual, warm_up(degrees)
+    turns = stages * chunks
+    most = warm + BESIDE_WARM_UP if chunks == 1 else -(-(warm + turns) // turns) * turns
+    total = min(micro_batches * chunks, most)
+    return min(warm, total), [number % turns // stages for number in range(total)]
+
+
 def in_flight(degrees: Parallel, micro_batches: int, virtual: int) -> int:
     """Micro-batches of one chunk that went forward and not back, when the first goes back.
 
     1F1B: min(m, stages − stage). Interleaved: (stages − stage − 1)·2 + (chunks − 1)·stages forwards of chunks come
     before the first backward, and one more."""
-    stages, chunks, stage = degrees.pipeline, degrees.virtual, degrees.stage
+    stages, chunks = degrees.pipeline, degrees.virtual
     if stages == 1:
         return 1
-    if chunks == 1:
-        return min(micro_batches, stages - stage)
-    total = micro_batches * chunks
-    forwards = min(total, (stages - stage - 1) * 2 + (chunks - 1) * stages + 1)
+    forwards = min(micro_batches * chunks, warm_up(degrees) + 1)
     whole, rest = divmod(forwards, stages * chunks)
     return whole * stages + min(stages, max(0, rest - virtual * stages))
 

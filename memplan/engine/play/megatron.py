@@ -6,6 +6,7 @@ freed behind it (distributed/param_and_grad_buffer.py of megatron-core 0.14), an
 part (optimizer/distrib_optimizer.py)."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from memplan.engine.allocator.replay import CONSTRUCTED, StepEvents
 from memplan.engine.megatron import head, states
@@ -13,7 +14,7 @@ from memplan.engine.megatron.activations import chunk_length, moments, steps_of
 from memplan.engine.megatron.build import MegatronParts, megatron_ledger
 from memplan.engine.megatron.head import mtp_table
 from memplan.engine.megatron.scores import instants_of_scores
-from memplan.engine.megatron.stages import Chunk
+from memplan.engine.megatron.stages import Chunk, own_layers, schedule
 from memplan.engine.megatron.steps import SUM, Held, Step, fullest_forward
 from memplan.engine.megatron.weights import Share, before_layers, behind_layers, layer_shares, with_adapters
 from memplan.engine.tape.tags import Tag
@@ -24,8 +25,6 @@ LASTING = ("buffers", "batch", "workspaces")
 SHARED_STREAM = 1
 """Where overlapped shared experts work (transformer/moe/shared_experts.py: ``stream``): blocks of their own."""
 DUMMIES = "empty weight gradients"
-BESIDE_WARM_UP = 3
-"""Micro-batches that are played beside those that warm the pipeline up: all others are like them."""
 
 
 def megatron_events(recipe: Recipe, steps: int) -> StepEvents:
@@ -60,8 +59,12 @@ class _Play:
         self.side = False
         self.beside: list[int] = []
         """Whether the step at hand runs on the shared experts' stream, and the storages that were taken there."""
-        self.waiting: list[list[_Layer]] = []
-        """Micro-batches that went forward, and not back."""
+        every = [(chunk, number) for chunk in self.parts.chunks for number in range(chunk.layers)]
+        ends = (0, *own_layers(recipe.model.num_layers, recipe.parallel, recipe.megatron)[:-1], len(every))
+        self.chunks = [every[first:end] for first, end in pairwise(ends)]
+        """Of each virtual stage, its layers by kind."""
+        self.waiting: list[list[list[_Layer]]] = [[] for _ in self.chunks]
+        """Micro-batches that went forward through each, and not back."""
 
     # -- storages -----------------------------------------------------------------------------------------------------
 
@@ -138,19 +141,18 @@ class _Play:
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def step(self, first: bool) -> None:
-        """Micro-batches in the order of the pipeline (1F1B), and the optimizer."""
-        degrees, micro = self.recipe.parallel, self.recipe.batch.accumulation
-        warm = min(degrees.pipeline - degrees.stage - 1, micro - 1)
+        """Micro-batches in the order of the pipeline (1F1B, interleaved where a rank has several chunks: schedules.py,
+        get_schedule_table), and the optimizer."""
+        warm, order = schedule(self.recipe.parallel, self.recipe.batch.accumulation)
         if first:
             self._lasting()
         self._scores()
-        for _ in range(warm):
-            self.forward()
-        for number in range(min(micro - warm, BESIDE_WARM_UP)):
-            self.forward()
-            self.backward(first and number == 0)
-        for _ in range(warm):
-            self.backward(False)
+        for virtual in order[:warm]:
+            self.forward(virtual)
+        for number, virtual in enumerate(order):
+            for following in order[warm + number : warm + number + 1]:
+                self.forward(following)
+            self.backward(len(self.chunks) - 1 - virtual, first and number == 0)
         self._optimizer(first)
 
     def _lasting(self) -> None:
@@ -181,17 +183,17 @@ class _Play:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self) -> None:
-        """One micro-batch through the stage, up to its loss."""
+    def forward(self, virtual: int) -> None:
+        """One micro-batch through a chunk of the stage, the last up to its loss."""
+        shape = self.parts.shape
         layers = [
-            _Layer(chunk, steps_of(self.parts.shape, chunk), number % chunk_length(self.parts.shape, chunk) == 0)
-            for chunk in self.parts.chunks
-            for number in range(chunk.layers)
+            _Layer(chunk, steps_of(shape, chunk), number % chunk_length(shape, chunk) == 0)
+            for chunk, number in self.chunks[virtual]
         ]
         for layer in layers:
             self._layer_forward(layer)
-        self.waiting.append(layers)
-        if self.parts.tail is not None:
+        self.waiting[virtual].append(layers)
+        if self.parts.tail is not None and virtual == len(self.chunks) - 1:
             self.norm = [
                 self.take(held.name, "activations", held.bytes)
                 for held in head.norm_kept(self.recipe, self.parts.shape)
@@ -221,10 +223,10 @@ class _Play:
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def backward(self, first: bool) -> None:
+    def backward(self, virtual: int, first: bool) -> None:
         """The oldest micro-batch that waits; with the first come the empty weight gradients."""
-        layers = self.waiting.pop(0)
-        if self.parts.tail is not None:
+        layers = self.waiting[virtual].pop(0)
+        if self.parts.tail is not None and virtual == len(self.chunks) - 1:
             for _, alive in self.parts.tail.at[1:]:
                 self.hold(alive)
             self.hold(())
@@ -240,7 +242,7 @@ class _Play:
             self._back(together)
             if together[0].chunk.mtp and self.parts.trains_embedding and not waits:
                 waits = [self.take("gradient of MTP's lookup", "gradients", mtp_table(self.parts.shape).bytes)]
-        if self.parts.trains_embedding:
+        if self.parts.trains_embedding and not virtual:
             self.hold(head.embedding_backward(self.parts.shape, self.parts.vocabulary))
         self.hold(())
         self.free(waits)
