@@ -1,8 +1,14 @@
 """Proves the arithmetic of the ledger on one that can be followed with a pencil: four instants, six rows."""
 
+import ast
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 from any_jobs import MODELS
 
+from memplan.engine import ledger
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.step_and_evaluation import Joined, evaluation_of
 from memplan.resolve import resolve
@@ -126,3 +132,24 @@ def test_an_evaluation_has_a_batch_of_its_own_and_does_not_accumulate() -> None:
     assert (after.batch.size, after.batch.accumulation, after.evaluating) == (3, 1, True)
     assert evaluation_of(resolve(read_job(job))) is None
     assert Ledger(()).detailed
+
+
+def told_of(call: ast.Call, module: ModuleType) -> str:
+    """What a call of ``told`` looks for in the text: what it says, else the name of its row."""
+    given = [word.value for word in call.keywords if word.arg == "of"]
+    assert isinstance(call.func, ast.Attribute)
+    assert isinstance(call.func.value, ast.Call)
+    name = (given or call.func.value.args)[0]
+    return str(eval(ast.unparse(name), vars(module)))
+
+
+def test_every_row_that_is_told_has_its_text_and_every_text_its_row() -> None:
+    told = set()
+    for path in sorted(Path(ledger.__file__).parent.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if ".told(" in text:
+            module = import_module(".".join(path.with_suffix("").parts[path.parts.index("memplan") :]))
+            calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+            told |= {told_of(call, module) for call in calls if getattr(call.func, "attr", "") == "told"}
+    assert told == set(ledger._texts())
+    assert {len(each) for each in ledger._texts().values()} == {3}

@@ -4,8 +4,11 @@ A schedule is the ordered list of the instants of one step at which memory can p
 another, both included; the total at an instant is a running sum over births and deaths."""
 
 from collections.abc import Iterable
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
+
+from memplan.tables.texts import texts_by_name
 
 ACCUMULATED = "accumulated gradients"
 """How rows begin of gradients that are there from one micro-step to the next, but not from step to step."""
@@ -75,6 +78,20 @@ class Entry:
             row = self._rows[-1]
             self._rows[-1] = Row(*row[:9], why, source, *row[11:])
         return self
+
+    def told(self, *numbers: object, of: str = "", source: str = "") -> None:
+        """All that the text beside this module says of rows of its name, or ``of`` this one; the job's figures in the
+        order of the names in its formula. ``source``: where the text names none."""
+        if self._rows:
+            row = self._rows[-1]
+            template, why, said = _texts()[of or row.name]
+            self._rows[-1] = Row(*row[:7], template, numbers, why, said or source, *row[11:])
+
+
+@cache
+def _texts() -> dict[str, list[str]]:
+    """By name: a row's formula in names, why it is there, and what says so."""
+    return {name: [part.strip() for part in text.split("|")] for name, text in texts_by_name(__file__).items()}
 
 
 NO_ROW = Entry([])

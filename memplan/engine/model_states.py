@@ -175,9 +175,7 @@ def enter_frozen(ledger: Ledger, recipe: Recipe, frozen: list[Weight], held: Hel
             0,
             low=0,
             high=KERNEL_COPIES * largest * base.compute_itemsize,
-        ).formula("copies × largest matrix × bytes", KERNEL_COPIES, largest, base.compute_itemsize).since(
-            "which kernel runs depends on what is installed: a band, nothing expected", base.scheme.source
-        )
+        ).told(KERNEL_COPIES, largest, base.compute_itemsize, source=base.scheme.source)
 
 
 def enter_quantised(
@@ -216,12 +214,13 @@ def enter_quantised(
             "elements × bytes per element", elements, round(size / max(elements, 1), 6)
         ).since(why, scheme.source)
     left = sum(left_bytes(base, weight) * weight.copies for weight in weights)
-    ledger.add(f"linears of {owner} that are not quantised", category, left, place=place).formula(
-        "share × elements × bytes more than packed",
+    ledger.add(f"linears of {owner} that are not quantised", category, left, place=place).told(
         base.share_left,
         elements,
         round(left / max(base.share_left * elements, 1), 6),
-    ).since("the checkpoint's own list leaves them in 16 bits (unquantized_share)", scheme.source)
+        of="linears of",
+        source=scheme.source,
+    )
     return packed + scales + left
 
 

@@ -70,22 +70,11 @@ def enter_overhead(ledger: Ledger, recipe: Recipe) -> None:
             "workspaces",
             handles * workspace_bytes(gpu),
             low=handles * CUBLAS_SMALL_BYTES if gpu.vendor == "custom" else -1,
-        ).formula("handles × bytes, a handle for each thread", handles, workspace_bytes(gpu)).since(
-            "cuBLAS or hipBLAS takes it from torch's allocator, forward in one thread and backward in another",
-            "torch aten/src/ATen/cuda/CublasHandlePool.cpp",
-        )
+        ).told(handles, workspace_bytes(gpu))
     if gpu is not None and gpu.vendor == "amd":
-        ledger.add("hipBLASLt workspace", "workspaces", HIPBLASLT_BYTES, low=0).formula("per handle and stream").since(
-            "products with a bias, and those that a tuned hipBLASLt runs",
-            "torch aten/src/ATen/cuda/CublasHandlePool.cpp: HIPBLASLT_WORKSPACE_SIZE",
-        )
+        ledger.add("hipBLASLt workspace", "workspaces", HIPBLASLT_BYTES, low=0).told()
     if recipe.storage.precision.name == "fp16-amp" and recipe.zero_stage < 0:
-        ledger.add("loss scaler", "buffers", SCALER_TENSORS * GPU_ROUNDING).formula(
-            "tensors × 512", SCALER_TENSORS, GPU_ROUNDING
-        ).since(
-            "its scale, its tracker, and whether an infinity was found: one number each",
-            "torch 2.13 amp/grad_scaler.py",
-        )
+        ledger.add("loss scaler", "buffers", SCALER_TENSORS * GPU_ROUNDING).told(SCALER_TENSORS, GPU_ROUNDING)
     count = processes(recipe)
     low, expected, high = (count * each for each in context_bytes(gpu))
     ledger.add(

@@ -132,9 +132,9 @@ def enter_other_forwards(ledger: Ledger, recipe: Recipe) -> None:
     trained = sum(weight.elements * weight.copies for weight in weights if weight.trained)
     cast = sum(weight.elements * weight.copies for weight in weights) * autocast * more
     itemsize = max(recipe.storage.precision.weights, recipe.storage.gradient_itemsize)
-    ledger.add("of further forwards: gradients that wait, casts", "gradients", trained * itemsize + cast).formula(
-        "trained × bytes + weights' casts", trained, itemsize, cast
-    ).since("several forwards have one backward", "torch 2.13 torch/csrc/autograd/engine.cpp")
+    ledger.add("of further forwards: gradients that wait, casts", "gradients", trained * itemsize + cast).told(
+        trained, itemsize, cast, of="gradients of further forwards"
+    )
 
 
 def enter_waiting_reference(ledger: Ledger, recipe: Recipe) -> None:
@@ -145,11 +145,8 @@ def enter_waiting_reference(ledger: Ledger, recipe: Recipe) -> None:
     own = recipe._replace(adapter=None)
     e, sizes = recipe.storage.precision.weights, parameter_sizes(own, model_weights(recipe.model))
     elements, buffers = sum(size * copies for size, copies in sizes), 1 + (recipe.wrapper == "fsdp")
-    ledger.add("reference on the host", "reference", copied(elements * e, sizes, e) * buffers, place="host").formula(
-        "elements of this rank × bytes", elements, e
-    ).since(
-        "its weights are page-locked, each in a block of a power of two, and sent to the card for its forward",
-        recipe.trainer.source,
+    ledger.add("reference on the host", "reference", copied(elements * e, sizes, e) * buffers, place="host").told(
+        elements, e, of="reference on the host (resident models)", source=recipe.trainer.source
     )
 
 

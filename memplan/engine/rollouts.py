@@ -22,16 +22,11 @@ def enter_rollout(ledger: Ledger, recipe: Recipe) -> None:
     kept = recipe.rows * (1 if recipe.trainer.name == "pytorch" else recipe.batch.accumulation)
     size = kept * recipe.batch.completion_length * numbers * FP32
     ids = 2 * 8 * kept * recipe.batch.sequence_length if recipe.trainer.name != "pytorch" else 0
-    ledger.add("rollout: log-probabilities, advantages and their kin", "batch", size).formula(
-        "completions × length × tensors × 4", kept, recipe.batch.completion_length, numbers, FP32
-    ).since(
-        "made with the rollout, read by the loss",
-        "trl 1.16 trainer/grpo_trainer.py: _prepare_inputs, steps_per_generation",
+    ledger.add("rollout: log-probabilities, advantages and their kin", "batch", size).told(
+        kept, recipe.batch.completion_length, numbers, FP32, of="log-probabilities of a rollout"
     )
-    ledger.add("rollout: token ids and masks of all micro-steps", "batch", ids).formula(
-        "completions × s × (ids + mask)", kept, recipe.batch.sequence_length, 16
-    ).since(
-        "a rollout serves all micro-steps of an optimizer step", "trl 1.16 trainer/grpo_trainer.py: _buffered_inputs"
+    ledger.add("rollout: token ids and masks of all micro-steps", "batch", ids).told(
+        kept, recipe.batch.sequence_length, 16, of="token ids of a rollout"
     )
 
 
@@ -46,9 +41,7 @@ def enter_teacher(ledger: Ledger, recipe: Recipe, student: TracedPass) -> None:
         size = teacher_logits_itemsize(recipe, teacher)
         ledger.add(
             "teacher's logits", "logits", logits * size, f"{plan.name}.layer-forward", f"{plan.name}.forward"
-        ).formula("T × V × bytes", plan.rows * plan.length, plan.spec.head.outputs, size).since(
-            "the teacher runs first, and its logits wait for the loss", "a plain loop"
-        )
+        ).told(plan.rows * plan.length, plan.spec.head.outputs, size)
         return
     size = FP32 if plan.head.loss.to_fp32 else recipe.numerics.autocast or plan.mode.numerics.itemsize
     head = Head(Loss("held-logits", plan.head.loss.to_fp32, code=LossCode(frees_logits=plan.head.code.frees_logits)))
@@ -59,9 +52,7 @@ def enter_teacher(ledger: Ledger, recipe: Recipe, student: TracedPass) -> None:
         logits * size + tail.saved.size,
         "teacher.layer-forward",
         "teacher.forward",
-    ).formula("T × V × bytes + what norm and head saved", plan.rows * plan.length, plan.spec.head.outputs, size).since(
-        "the student's outputs wait for the teacher's", "trl 1.16 experimental/gkd/gkd_trainer.py: compute_loss"
-    )
+    ).told(plan.rows * plan.length, plan.spec.head.outputs, size)
 
 
 def enter_step_outputs(ledger: Ledger, recipe: Recipe, policy: TracedPass) -> None:
@@ -83,9 +74,7 @@ def enter_step_outputs(ledger: Ledger, recipe: Recipe, policy: TracedPass) -> No
     end, over = f"{name}.forward", f"{name}.loss"
 
     def enter(label: str, size: int, born: str, dies: str) -> None:
-        ledger.add(label, "logits", max(size, 0), born, dies).formula("T × (V and (L + 1) × h) × bytes", size).since(
-            "locals of the training loop, held until the next micro-step gives them new values", f"{TRL_PPO}: train"
-        )
+        ledger.add(label, "logits", max(size, 0), born, dies).told(size, of="locals of the training loop")
 
     enter("outputs of the micro-step before", logits + hidden, "", end)
     enter("distribution that the entropy is logged of", scored * vocabulary * itemsize, "", "")
@@ -113,10 +102,7 @@ def _enter_logits_of_state(ledger: Ledger, name: str, logits: int) -> None:
         ("logits of the micro-step before", "", f"{name}.loss"),
         ("logits, held over the step", ledger.after(f"{name}.final-norm-backward"), ""),
     ):
-        ledger.add(label, "logits", logits, born, dies).formula("T × V × bytes", logits).since(
-            "state.outputs holds them until the next micro-step gives it new ones",
-            "composer 0.32 trainer/trainer.py: _train_microbatch",
-        )
+        ledger.add(label, "logits", logits, born, dies).told(logits, of="state.outputs")
 
 
 def _stream_bytes(traced: TracedPass) -> int:
@@ -143,9 +129,7 @@ def enter_critic_outputs(ledger: Ledger, recipe: Recipe, critic: TracedPass) -> 
             _stream_bytes(critic),
             f"{CRITIC}.layer-forward",
             "policy.forward",
-        ).formula("T × (L + 1) × h × bytes", _stream_bytes(critic)).since(
-            "the wrapper names the critic's outputs", source
-        )
+        ).told(_stream_bytes(critic), source=source)
     casts = sum(trace.casts for trace in critic.layers)
     ledger.add(
         "autocast copies of the critic's weights",
@@ -153,4 +137,4 @@ def enter_critic_outputs(ledger: Ledger, recipe: Recipe, critic: TracedPass) -> 
         casts,
         ledger.after(f"{CRITIC}.loss"),
         "policy.forward",
-    ).formula("2 B × linear weights", 2, casts // 2).since("one autocast is open over both forwards", source)
+    ).told(2, casts // 2, source=source)

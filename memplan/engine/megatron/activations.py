@@ -114,10 +114,7 @@ def _enter_waiting(ledger: Ledger, s: Shape, chunks: tuple[Chunk, ...]) -> None:
             FORWARD,
             ledger.schedule[-2],
             high=_high(s, (held for _, held in _rows(s, chunk)), layers * others),
-        ).formula("bytes of a layer × layers × micro-batches", of_layer, layers, others).since(
-            "they went forward and wait for their gradients from the stages behind",
-            "megatron-core 0.14 pipeline_parallel/schedules.py: get_pp_rank_microbatches",
-        )
+        ).told(of_layer, layers, others)
 
 
 def _high(s: Shape, rows: Iterable[Held], times: float = 1) -> int:
@@ -150,9 +147,7 @@ def _enter_unexplained(ledger: Ledger, s: Shape, chunk: Chunk) -> None:
     if not chunk.recomputed or experts is None or s.expert == 1:
         return
     sizes = chunk.layers * chunk.in_flight, routed(s, experts).sent, s.hidden, s.itemsize
-    ledger.add(UNEXPLAINED, "activations", 0, FORWARD, ledger.schedule[-2], high=prod(sizes)).formula(
-        "0 expected, at most layers·D·h·e", *sizes
-    ).since("runs of others state about so much more than is explained", "ms-swift 3.5 to 3.11 examples/megatron")
+    ledger.add(UNEXPLAINED, "activations", 0, FORWARD, ledger.schedule[-2], high=prod(sizes)).told(*sizes)
 
 
 def _enter_last(ledger: Ledger, s: Shape, unit: Unit, first: bool) -> None:

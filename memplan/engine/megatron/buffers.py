@@ -33,24 +33,14 @@ def enter_buffers(ledger: Ledger, recipe: Recipe, s: Shape, shares: Sequence[Sha
         )
     _enter_boundaries(ledger, recipe, s)
     elements = sum(dummy_shapes(recipe, shares))
-    ledger.add("empty weight gradients", "buffers", elements * s.itemsize).formula(
-        "elements of every shape × bytes", elements, s.itemsize
-    ).since(
-        "autograd must be handed a gradient though the true one is in the buffer: one for each shape, kept",
-        "TransformerEngine 2.11 pytorch/module/base.py: get_dummy_wgrad",
-    )
+    ledger.add("empty weight gradients", "buffers", elements * s.itemsize).told(elements, s.itemsize)
     _enter_rotary(ledger, recipe)
     if degrees.first or degrees.last:
-        ledger.add("batch", "batch", most.tokens * BATCH_BYTES).formula(
-            "T·(8 + 8 + 4 + 8)", most.tokens, BATCH_BYTES
-        ).since("tokens, labels, loss mask and positions", "Megatron-LM 23e00ed0 megatron/training/utils.py")
+        ledger.add("batch", "batch", most.tokens * BATCH_BYTES).told(most.tokens, BATCH_BYTES)
     if recipe.megatron.create_attention_mask_in_dataloader:
         rows, length = recipe.rows, recipe.batch.sequence_length
-        ledger.add("attention mask", "batch", rows * length * length // degrees.context).formula(
-            "b·s²/c", rows, length, degrees.context
-        ).since(
-            "the data loader makes it, and no kernel reads it",
-            "megatron-core 0.16 datasets/gpt_dataset.py: create_attention_mask",
+        ledger.add("attention mask", "batch", rows * length * length // degrees.context).told(
+            rows, length, degrees.context
         )
 
 

@@ -197,9 +197,7 @@ def enter_vision(ledger: Ledger, trace: TowerTrace | None, in_flight: int) -> No
         kept * in_flight,
         TOWER_FORWARD,
         TOWER_BACKWARD if trace.backward else TOWER_FORWARD,
-    ).formula("saved by its blocks × micro-batches in flight", kept, in_flight).since(
-        "kept for the tower's backward, which comes after that of the layers", OF_TOWER
-    )
+    ).told(kept, in_flight, of="saved in the vision tower (build)")
     for name, size, at in (
         ("vision tower, forward", max(0, trace.forward - kept), TOWER_FORWARD),
         ("vision tower, backward", max(0, (trace.alone or trace.backward) - kept), TOWER_BACKWARD),
@@ -212,7 +210,7 @@ def enter_vision(ledger: Ledger, trace: TowerTrace | None, in_flight: int) -> No
         trace.outputs + trace.locals,
         TOWER_FORWARD,
         "policy.layer-forward",
-    ).formula("image tokens × h × bytes").since("until they are put into the embedded sequence", OF_TOWER)
+    ).told(of="image tokens, held by the model's outputs (build)")
 
 
 def enter_resting_blocks(ledger: Ledger, parts: MegatronParts) -> None:
@@ -225,9 +223,7 @@ def enter_resting_blocks(ledger: Ledger, parts: MegatronParts) -> None:
     patches = recipe.rows * images.per_example * images.squares * images.rows * images.columns if images else 0
     sizes = parts.chunks[0].in_flight, tower.num_layers, patches, tower.width, parts.shape.itemsize
     life = TOWER_FORWARD, ledger.before(STEP)
-    ledger.add("inputs of a resting tower's blocks, if kept", "checkpoints", 0, *life, high=prod(sizes)).formula(
-        "micro-batches in flight × blocks × patches × width × bytes", *sizes
-    ).since("by ms-swift 3 beside vit_gradient_checkpointing, its default", OF_TOWER)
+    ledger.add("inputs of a resting tower's blocks, if kept", "checkpoints", 0, *life, high=prod(sizes)).told(*sizes)
 
 
 def enter_references(ledger: Ledger, recipe: Recipe) -> None:
@@ -241,14 +237,10 @@ def enter_references(ledger: Ledger, recipe: Recipe) -> None:
             f"{model.role} model {model.spec.name}",
             model.role if model.role == "reference" else "extra_models",
             elements * model.itemsize,
-        ).formula("elements of this rank × bytes", elements, model.itemsize).since(
-            "a second model on every rank, divided as the policy is", "MindSpeed-LLM tasks/posttrain/dpo/dpo_trainer.py"
-        )
+        ).told(elements, model.itemsize, of="model")
     if recipe.others.reference == "offloaded":
         chunks = chunks_of(recipe.model, degrees, settings, 1, False)
         elements = sum(share.elements for share in rank_shares(recipe.model, degrees, settings, chunks))
         ledger.add(
             "reference on the host", "reference", elements * recipe.storage.precision.weights, place="host"
-        ).formula("elements of this rank × bytes", elements, recipe.storage.precision.weights).since(
-            "its weights are swapped into the policy's model for its forward", recipe.trainer.source
-        )
+        ).told(elements, recipe.storage.precision.weights, source=recipe.trainer.source)

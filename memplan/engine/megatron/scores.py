@@ -64,9 +64,7 @@ def enter_scores(ledger: Ledger, parts: MegatronParts) -> None:
         factors = (sum(share.elements for share in shares), recipe.storage.precision.weights)
         ledger.add(
             "reference on the card for its pass", "reference", factors[0] * factors[1], instants[-2], instants[-1]
-        ).formula("elements of this rank × bytes", *factors).since(
-            "a model of its own, beside the policy's", recipe.trainer.source
-        )
+        ).told(*factors, source=recipe.trainer.source)
 
 
 def _ends(own: Recipe, s: Shape, vocabulary: int, instant: str) -> list[Held]:

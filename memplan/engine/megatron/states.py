@@ -121,10 +121,7 @@ def _enter_frozen(ledger: Ledger, recipe: Recipe, shares: Sequence[Share]) -> No
     elements, e = sum(share.elements for share in frozen), recipe.storage.precision.weights
     if recipe.adapter is not None:
         elements -= _enter_narrow(ledger, recipe, frozen, " of the base")
-    ledger.add("frozen weights", "parameters", elements * e).formula("elements × bytes", elements, e).since(
-        "this rank's part of the base: without gradients, main weights or moments",
-        "megatron-core 0.14 distributed/distributed_data_parallel.py: if not param.requires_grad: continue",
-    )
+    ledger.add("frozen weights", "parameters", elements * e).told(elements, e)
 
 
 def _enter_narrow(ledger: Ledger, recipe: Recipe, shares: Sequence[Share], label: str) -> int:
@@ -145,12 +142,10 @@ def _enter_narrow(ledger: Ledger, recipe: Recipe, shares: Sequence[Share], label
 def _enter_weights(ledger: Ledger, recipe: Recipe, buffer: Buffer, shares: Sequence[Share]) -> None:
     e, g, source = recipe.storage.precision.weights, gradient_itemsize(recipe), BUFFER
     wide = buffer.elements - _enter_narrow(ledger, recipe, shares, buffer.label)
-    ledger.add(f"weights{buffer.label}", "parameters", wide * e).formula("elements × bytes", wide, e).since(
-        "this rank's part of the model; the distributed optimizer gathers them in place", source
+    ledger.add(f"weights{buffer.label}", "parameters", wide * e).told(wide, e, of="weights", source=source)
+    ledger.add(f"gradient buffer{buffer.label}", "gradients", buffer.elements * g).told(
+        buffer.elements, g, of="gradient buffer", source=source
     )
-    ledger.add(f"gradient buffer{buffer.label}", "gradients", buffer.elements * g).formula(
-        "elements × bytes", buffer.elements, g
-    ).since("one contiguous buffer, there from the start, reduced in place", source)
 
 
 def gradient_itemsize(recipe: Recipe) -> int:
@@ -198,9 +193,7 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, buffer: Buffer, last_instan
     if away:
         ledger.add(
             f"gradients on the host{buffer.label}", "gradients", int(buffer.shard * 4 * away), place="host"
-        ).formula("elements × 4 × share", buffer.shard, 4, round(away, 4)).since(
-            "pinned copies that the host's optimizer reads", OFFLOADED
-        )
+        ).told(buffer.shard, 4, round(away, 4), of="gradients on the host")
     narrow = [dtype for dtype in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype) if dtype != "fp32"]
     if settings.use_precision_aware_optimizer and narrow:
         copies = buffer.shard * 4 * len(narrow)

@@ -9,8 +9,6 @@ from memplan.engine.passes import TracedPass
 from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
 
-SOURCE = "torch 2.13 distributed/pipelining/schedules.py, stage.py"
-
 
 def in_flight(degrees: Parallel, micro_batches: int) -> int:
     """Micro-batches whose activations a stage holds at once under 1F1B."""
@@ -31,6 +29,4 @@ def enter_pipeline(ledger: Ledger, recipe: Recipe, passes: list[TracedPass]) -> 
             others * saved,
             "",
             f"{traced.plan.name}.embedding-backward",
-        ).formula("micro-batches × saved bytes of one", others, saved).since(
-            "1F1B runs their forwards before this one's backward", SOURCE
-        )
+        ).told(others, saved)

@@ -57,10 +57,7 @@ def enter_host(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     )
     ledger.add(
         "pages of the checkpoint's files", "file_pages", 0, POLICY, SHARD, place=NODE, high=elements * load.itemsize
-    ).formula("nothing that counts").since(
-        "safetensors maps its files: processes share the pages, which the kernel takes back where it must",
-        "safetensors 0.8 safe_open; measured: no anonymous memory",
-    )
+    ).told()
     trained = sum(weight.elements * weight.copies for weight in own if weight.trained)
     ledger.add(
         "fp32 copies of trained weights",
@@ -68,10 +65,7 @@ def enter_host(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         trained * (load.upcast - (load.itemsize if read else 0)) if load.upcast else 0,
         at=SHARD,
         place=place,
-    ).formula("trained elements × bytes", trained, load.upcast).since(
-        "under mixed precision trained weights are cast to fp32 before they are divided",
-        "accelerate 1.15 utils/fsdp_utils.py: fsdp2_prepare_model",
-    )
+    ).told(trained, load.upcast)
     _enter_others_on_host(ledger, recipe, place)
 
 
@@ -90,15 +84,11 @@ def _enter_others_on_host(ledger: Ledger, recipe: Recipe, place: str) -> None:
             elements * model.itemsize,
             *life,
             place=place,
-        ).formula("elements × bytes", elements, model.itemsize).since(
-            "a second from_pretrained, or a copy of the first model",
-            "trl 1.16 trainer/dpo_trainer.py; trl 1.16 experimental/utils.py: create_reference_model",
-        )
+        ).told(elements, model.itemsize, of="model as it is read")
 
 
 LATER = ("optimizer_states", "optimizer_temporaries")
 """Of DeepSpeed too: since 0.16 its start makes no step on zeros (stage3.py: initialize_optimizer_states)."""
-CONVERSION = "transformers 5.23 core_model_loading.py: convert_and_load_state_dict_in_model"
 
 
 def enter(ledger: Ledger, parts: Any) -> None:
@@ -146,22 +136,14 @@ def _enter_kept(ledger: Ledger, recipe: Recipe, weights: list[Weight], critic: l
 def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     """What reading the checkpoint needs on the card beside what stays."""
     load, base = recipe.moments.loading, recipe.quantised
-    ledger.add("the allocator's warm-up", "temporaries", warm_up_bytes(recipe), at=WARM).formula(
-        "half, unpacked"
-    ).since(
-        "a block is asked for and let go of, from which what is packed is cut",
-        "transformers 4.55 modeling_utils.py: caching_allocator_warmup",
-    )
+    ledger.add("the allocator's warm-up", "temporaries", warm_up_bytes(recipe), at=WARM).told()
     if base is not None and load.way == "card":
         packed = [weight for weight in weights if not weight.trained and weight.quantised_by(base)]
         largest = max(
             (weight.elements if base.stacks else weight.rows * weight.columns for weight in packed), default=0
         )
-        ledger.add(
-            "the matrix that is being packed, unpacked", "temporaries", largest * load.itemsize, at=POLICY
-        ).formula("largest matrix × bytes", largest, load.itemsize).since(
-            "each matrix comes to the card as it is in the checkpoint, and is packed there, one after another",
-            "transformers 5.23 quantizers/quantizer_bnb_4bit.py, core_model_loading.py: no threads read ahead",
+        ledger.add("the matrix that is being packed, unpacked", "temporaries", largest * load.itemsize, at=POLICY).told(
+            largest, load.itemsize
         )
         rest = [weight for weight in weights if not (weight.trained or weight.quantised_by(base)) and not weight.norm]
         widest = max((weight.elements for weight in rest), default=0)
@@ -170,16 +152,11 @@ def _enter_reading(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> Non
             "temporaries",
             widest * load.itemsize if held(recipe).parameter_itemsize > load.itemsize else 0,
             at=PREPARE,
-        ).formula("largest unquantised tensor × bytes", widest, load.itemsize).since(
-            "what is not quantised is cast to fp32, tensor by tensor",
-            "peft 0.21 utils/other.py: prepare_model_for_kbit_training",
-        )
+        ).told(widest, load.itemsize)
     if load.way == "card" and load.stacks:
         whole, layer = experts_bytes(weights, load.itemsize)
         ahead = whole if base is None else layer
-        ledger.add("experts' matrices before they are stacked", "temporaries", layer, at=POLICY, high=ahead).formula(
-            "a layer's experts × bytes", layer
-        ).since("threads read ahead of what stacks the matrices: up to all layers' experts are there twice", CONVERSION)
+        ledger.add("experts' matrices before they are stacked", "temporaries", layer, at=POLICY, high=ahead).told(layer)
 
 
 def _enter_fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
@@ -187,12 +164,7 @@ def _enter_fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     load = recipe.moments.loading
     if recipe.quantised is not None and load.way == "card":
         size = whole_bytes(recipe, weights)
-        ledger.add("the whole model, before it is divided", "temporaries", size, POLICY, SHARD).formula(
-            "elements × bytes", size
-        ).since(
-            "bitsandbytes packs weights on the card, so that each process has the whole model there",
-            "accelerate 1.15 utils/fsdp_utils.py: fsdp2_prepare_model",
-        )
+        ledger.add("the whole model, before it is divided", "temporaries", size, POLICY, SHARD).told(size)
         return
     found = units(recipe, weights)
     if recipe.sharding.name == "fsdp":

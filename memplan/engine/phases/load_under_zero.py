@@ -23,10 +23,7 @@ def enter_deepspeed(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> No
         _enter_flattening(ledger, recipe, flat, whole_bytes(recipe, [each for each in weights if not each.trained]))
     ledger.add(
         "gradients of zeros", "gradients", 0 if zero.optimizer or zero.wrapper == "plain" else parts * FP32, at=STATES
-    ).formula("elements of a partition × 4", parts, FP32).since(
-        "the optimizer is given fp32 gradients before its first step, and they are freed",
-        "deepspeed 0.19 runtime/zero: initialize_optimizer_states",
-    )
+    ).told(parts, FP32)
 
 
 def _enter_flattening(ledger: Ledger, recipe: Recipe, flat: int, frozen: int) -> None:
@@ -41,22 +38,14 @@ def _enter_flattening(ledger: Ledger, recipe: Recipe, flat: int, frozen: int) ->
         at=SHARD,
         place="gpu" if roomy else "host",
         low=0 if roomy else -1,
-    ).formula("trained elements × bytes", size).since(
-        "parameters are copied into one flat buffer; on the host where the card has no room for both",
-        "deepspeed 0.19 runtime/zero/stage_1_and_2.py: flatten_on_accelerator",
-    )
+    ).told(size)
 
 
 def _enter_partitioning(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     """ZeRO-3 divides each module's parameters as they are made, or those of a model that is whole."""
     if recipe.moments.loading.way == "partitioned":
         size = largest_bytes(recipe, weights)
-        ledger.add("the largest parameter, before it is divided", "temporaries", size, at=POLICY).formula(
-            "elements × bytes", size
-        ).since(
-            "zero.Init makes a module's parameters whole on the card, then keeps a part of each",
-            "deepspeed 0.19 runtime/zero/partition_parameters.py: zero.Init",
-        )
+        ledger.add("the largest parameter, before it is divided", "temporaries", size, at=POLICY).told(size)
         return
     size = whole_bytes(recipe, weights)
     ledger.add(
@@ -65,7 +54,4 @@ def _enter_partitioning(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -
         size,
         POLICY if recipe.quantised is not None else SHARD,
         SHARD,
-    ).formula("elements × bytes", size).since(
-        "a model that was not built under zero.Init is moved to each card whole",
-        "deepspeed 0.19 runtime/engine.py: _configure_distributed_model",
-    )
+    ).told(size, of="the whole model, before it is divided (load under zero)")

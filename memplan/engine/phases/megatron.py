@@ -10,7 +10,7 @@ from typing import Any
 
 from memplan.engine.ledger import Ledger
 from memplan.engine.megatron.build import enter_references
-from memplan.engine.megatron.states import BUFFER, buffers, enter_states, gradient_itemsize
+from memplan.engine.megatron.states import buffers, enter_states, gradient_itemsize
 from memplan.engine.phases.parts import Chosen
 from memplan.spec.recipe import Recipe
 
@@ -45,9 +45,7 @@ class Load:
             "temporaries",
             max(0, most - so_far[-1]) if so_far else 0,
             at=BUFFERED,
-        ).formula("elements × bytes", max((buffer.elements for buffer in made), default=0), each).since(
-            "the model was built before its buffers, which are made whole before weights are copied into them", BUFFER
-        )
+        ).told(max((buffer.elements for buffer in made), default=0), each)
 
 
 class Save:
@@ -68,10 +66,7 @@ class Save:
             at=WRITTEN,
             place="host",
             high=kept + weights,
-        ).formula("states + weights / data ranks", own_part).since(
-            "copied to the host whole before it is written, which ranks with the same weights share out",
-            "megatron-core 0.14 dist_checkpointing/strategies/filesystem_async.py: preload_tensors",
-        )
+        ).told(own_part)
 
 
 class Resume:
@@ -84,18 +79,12 @@ class Resume:
     def enter(ledger: Ledger, parts: Any) -> None:
         """Every row of the phase."""
         received, source = _weight_bytes(parts), "megatron-core 0.15 dist_checkpointing/"
-        ledger.add("weights that other ranks have read", "parameters", 0, at=READ, high=received).formula(
-            "0, or elements × bytes", received
-        ).since(
-            "where ranks share out who reads what (ckpt_fully_parallel_load; verl), all is received on the card",
-            f"{source}exchange_utils.py: _get_empty_tensor_for_exchange",
+        ledger.add("weights that other ranks have read", "parameters", 0, at=READ, high=received).told(
+            received, source=f"{source}exchange_utils.py: _get_empty_tensor_for_exchange"
         )
         own_part = received + _kept_bytes(parts)
-        ledger.add("the checkpoint as it is read", "optimizer_states", 0, at=READ, place="host", high=own_part).formula(
-            "0, or states + weights", own_part
-        ).since(
-            "tensors are read one by one, of formats that fit no tensor of the model all",
-            f"{source}strategies/torch.py",
+        ledger.add("the checkpoint as it is read", "optimizer_states", 0, at=READ, place="host", high=own_part).told(
+            own_part, source=f"{source}strategies/torch.py"
         )
 
 

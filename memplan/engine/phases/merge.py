@@ -30,10 +30,7 @@ def enter(ledger: Ledger, parts: Any) -> None:
             PRODUCTS * largest * adapter.itemsize,
             at=LAYER,
             high=PRODUCTS * largest * adapter.itemsize + dora if dora else -1,
-        ).formula("2 × largest merged matrix × bytes", largest, adapter.itemsize).since(
-            "B · A, and its product with the scale, before it is added to the weight in place",
-            "peft 0.21 tuners/lora/layer.py: get_delta_weight",
-        )
+        ).told(largest, adapter.itemsize)
         return
     each = base.original_itemsize + 3 * max(adapter.itemsize, base.original_itemsize)
     ledger.add(
@@ -42,10 +39,7 @@ def enter(ledger: Ledger, parts: Any) -> None:
         largest * each,
         at=LAYER,
         high=largest * each + dora if dora else -1,
-    ).formula("largest merged matrix × (original + 3 × sum's bytes)", largest, each).since(
-        "the unpacked weight, the update and their sum are there while the sum comes back from the host",
-        "peft 0.21 tuners/lora/bnb.py: merge; bitsandbytes Params4bit.to",
-    )
+    ).told(largest, each)
 
 
 def merged(weights: list[Weight]) -> list[Weight]:

@@ -20,7 +20,6 @@ from memplan.spec.recipe import Recipe
 MODEL, OPTIMIZER = "save.model", "save.optimizer"
 INSTANTS = (MODEL, OPTIMIZER)
 """The model's files, then the optimizer's."""
-STATE = "torch 2.13 serialization.py: _save, one storage after another"
 FP32 = 4
 
 
@@ -38,30 +37,17 @@ def _plain(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     size = whole_bytes(recipe, written)
     ledger.add(
         "weights of the file that is written", "parameters", min(size, save.largest_file), at=MODEL, place=NODE
-    ).formula("the smaller of weights and a file", min(size, save.largest_file)).since(
-        "safetensors copies the tensors of a file to the host before it writes them",
-        "safetensors 0.8 torch.py: save_file; transformers save_pretrained: max_shard_size",
-    )
+    ).told(min(size, save.largest_file))
     if save.splits and not save.adapters:
         halves = experts_bytes(written, recipe.storage.precision.weights, fused=True)[0]
-        ledger.add("gate and up of the experts, apart", "temporaries", halves, at=MODEL).formula(
-            "elements of gate_up_proj × bytes", halves
-        ).since(
-            "the checkpoint has them apart: each stack is split into copies where it is, all before the first file",
-            "transformers 5.23 core_model_loading.py: revert_weight_conversion, Chunk",
-        )
+        ledger.add("gate and up of the experts, apart", "temporaries", halves, at=MODEL).told(halves)
     _one_state(ledger, recipe, _tensors(recipe, weights))
 
 
 def _cloned(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     """DeepSpeed below stage 3: every process clones the whole state dict to the host."""
     size = whole_bytes(recipe, weights)
-    ledger.add("clones of all weights", "parameters", size, at=MODEL, place="host").formula(
-        "elements × bytes", size
-    ).since(
-        "every process clones the model's state dict to the host, frozen weights too, though one writes it",
-        "accelerate 1.15 accelerator.py: get_state_dict; deepspeed 0.19 checkpoint/utils.py",
-    )
+    ledger.add("clones of all weights", "parameters", size, at=MODEL, place="host").told(size)
     parts = sum(group.partition for group in groups_of(recipe, weights)) if recipe.zero_stage else 0
     _partition(ledger, recipe, parts)
 
@@ -69,19 +55,9 @@ def _cloned(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
 def _gathered(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     """ZeRO-3: module by module whole on every card, and to the first process's host memory."""
     largest, adapters = largest_bytes(recipe, weights), recipe.moments.saving.adapters
-    ledger.add("the largest module's weights, gathered", "gathered_parameters", largest, at=MODEL).formula(
-        "elements × bytes", largest
-    ).since(
-        "every module's own parameters are gathered on every card before the first process copies them",
-        "deepspeed 0.19 runtime/engine.py: _zero3_consolidated_16bit_state_dict",
-    )
+    ledger.add("the largest module's weights, gathered", "gathered_parameters", largest, at=MODEL).told(largest)
     size = whole_bytes(recipe, [weight for weight in weights if weight.trained] if adapters else weights)
-    ledger.add("the whole state dict", "parameters", size, at=MODEL, place=NODE).formula(
-        "elements × bytes", size
-    ).since(
-        "the first process keeps all weights in 16 bits on the host until they are written",
-        "deepspeed 0.19 runtime/engine.py: _zero3_consolidated_16bit_state_dict",
-    )
+    ledger.add("the whole state dict", "parameters", size, at=MODEL, place=NODE).told(size)
     _partitions(ledger, recipe, weights)
 
 
@@ -99,10 +75,7 @@ def _partition(ledger: Ledger, recipe: Recipe, elements: int) -> None:
         0 if recipe.sharding.deepspeed.optimizer else elements * FP32,
         at=OPTIMIZER,
         place="host",
-    ).formula("elements of a partition × 4", elements, FP32).since(
-        "every process writes its partition; one flat tensor at a time is copied to the host",
-        f"deepspeed 0.19 runtime/engine.py: _save_zero_checkpoint; {STATE}",
-    )
+    ).told(elements, FP32)
 
 
 def _whole(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
@@ -124,16 +97,13 @@ def _whole(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
 
 def gathering(ledger: Ledger, name: str, size: int, at: str, source: str) -> None:
     """A unit or tensor that is whole on every card for a moment."""
-    ledger.add(name, "gathered_parameters", size, at=at, high=2 * size).formula("elements × bytes", size).since(
-        "whole on every card, in the dtype that shards are stored in, before the first process copies it", source
+    ledger.add(name, "gathered_parameters", size, at=at, high=2 * size).told(
+        size, of="a unit or tensor, gathered", source=source
     )
 
 
 def _kept(ledger: Ledger, name: str, category: str, size: int, at: str) -> None:
-    ledger.add(name, category, size, at=at, place=NODE).formula("elements × bytes", size).since(
-        "the first process keeps all of it on the host until it is written (rank0_only, offload_to_cpu)",
-        "accelerate 1.15 utils/fsdp_utils.py: save_fsdp_model, save_fsdp_optimizer",
-    )
+    ledger.add(name, category, size, at=at, place=NODE).told(size, of="all of it on the first host")
 
 
 def _shards(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
@@ -142,19 +112,13 @@ def _shards(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         found = units(recipe, weights)
         ledger.add(
             "root and the largest unit, gathered", "gathered_parameters", found["root"] + found["layer"], at=MODEL
-        ).formula("elements × bytes", found["root"] + found["layer"]).since(
-            "tensors are cut from whole units, and the root stays gathered while layers are",
-            "torch 2.13 distributed/fsdp/_state_dict_utils.py: _sharded_pre_state_dict_hook",
-        )
+        ).told(found["root"] + found["layer"])
     shards = recipe.sharding.ranks
     own = ((MODEL, "this rank's weights", "parameters", -(-whole_bytes(recipe, weights) // shards)),)
     states = own_states(recipe, weights)
     for at, name, category, size in (*own, (OPTIMIZER, "this rank's states", "optimizer_states", states)):
-        ledger.add(name, category, 0 if recipe.sharding.fsdp.cpu_offload else size, at=at, place="host").formula(
-            "elements / ranks × bytes", size
-        ).since(
-            "every process copies its own part to the host and writes it (offload_to_cpu)",
-            "accelerate 1.15 utils/dataclasses.py: ShardedStateDictConfig; torch 2.13 distributed/checkpoint",
+        ledger.add(name, category, 0 if recipe.sharding.fsdp.cpu_offload else size, at=at, place="host").told(
+            size, of="this rank's part"
         )
 
 
@@ -169,9 +133,9 @@ def own_states(recipe: Recipe, weights: list[Weight]) -> int:
 
 def _one_state(ledger: Ledger, recipe: Recipe, tensors: list[tuple[Stepped, int]]) -> None:
     largest = max((size for tensor, _ in tensors for size in state_bytes(recipe, tensor)), default=0)
-    ledger.add("the optimizer's tensor that is written", "optimizer_states", largest, at=OPTIMIZER, place=NODE).formula(
-        "the largest state's bytes", largest
-    ).since("one state of one tensor at a time is copied to the host", STATE)
+    ledger.add("the optimizer's tensor that is written", "optimizer_states", largest, at=OPTIMIZER, place=NODE).told(
+        largest, of="the optimizer's tensor that is written (save)"
+    )
 
 
 WAYS = {

@@ -32,23 +32,15 @@ def enter(ledger: Ledger, parts: Any) -> None:
         "gathered_parameters",
         size,
         at=TRANSFER,
-    ).formula("elements × bytes", size).since(
-        "whole on every card while it is sent to the engine, in the trainer's own dtype", SOURCES.get(of.gather, "")
-    )
+    ).told(size, of="the", source=SOURCES.get(of.gather, ""))
     ledger.add(
         "the base, back from the host",
         "gathered_parameters",
         whole_bytes(recipe, parts.weights) * of.again,
         at=TRANSFER,
-    ).since(
-        "moved to the host and back within what was gathered, for an engine that started without weights",
-        "verl 0.4 to 0.9 utils/fsdp_utils.py: collect_lora_params",
-    )
-    ledger.add("buckets that are sent", "buffers", of.bucket_bytes * of.buckets, at=TRANSFER).formula(
-        "bytes × buckets", of.bucket_bytes, of.buckets
-    ).since(
-        "tensors are copied into buffers, which the engine's process reads",
-        "verl 0.9 update_weights_bucket_megabytes; slime --update-weight-buffer-size",
+    ).told()
+    ledger.add("buckets that are sent", "buffers", of.bucket_bytes * of.buckets, at=TRANSFER).told(
+        of.bucket_bytes, of.buckets
     )
 
 

@@ -19,9 +19,9 @@ def enter_front_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     after = plan.spec.vocab_size * width * plan.mode.numerics.itemsize if trained else 0
     beyond = front.backward - front.gradients - traced.input_gradient - after
     source = "torch 2.13 autograd"
-    ledger.add("transients before the embedding's gradient", "temporaries", max(beyond, 0), at=instant).formula(
-        "positions, norm and dropout after the embedding, beyond the embedding's own gradient"
-    ).since(source=source)
+    ledger.add("transients before the embedding's gradient", "temporaries", max(beyond, 0), at=instant).told(
+        source=source
+    )
     whole = plan.gradients == "keep" and kept.root
     itemsize = plan.mode.adapter.itemsize if plan.mode.adapter else plan.mode.numerics.itemsize
     left = max(front.gradients - after, 0) if plan.gradients == "add" else front.gradients
@@ -33,9 +33,7 @@ def enter_front_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
         left,
         instant,
         kept.last(ledger, plan.name) if whole else instant,
-    ).formula("elements × gradient bytes", left // itemsize, itemsize).since(
-        "the gradient of a table is dense, and so is that of its adapters", source
-    )
+    ).told(left // itemsize, itemsize, of="gradients of the embedding's adapters or rows", source=source)
 
 
 def enter_front(ledger: Ledger, traced: TracedPass) -> None:
@@ -49,9 +47,7 @@ def enter_front(ledger: Ledger, traced: TracedPass) -> None:
         traced.front.saved,
         f"{name}.layer-forward",
         ledger.before(f"{name}.embedding-backward"),
-    ).formula("masks of dropout, inputs and statistics of norms, projections").since(
-        "kept for the backward of what follows the embedding", "torch 2.13 autograd"
-    )
+    ).told()
 
 
 def enter_probabilities(ledger: Ledger, recipe: Recipe, traced: TracedPass, inside: str) -> None:
@@ -63,10 +59,8 @@ def enter_probabilities(ledger: Ledger, recipe: Recipe, traced: TracedPass, insi
     if plan.spec.family == "falcon" and plan.mode.numerics.autocast:
         itemsize = 4  # the softmax gives back what the layer's norm does
     pairs = plan.rows * plan.spec.num_heads * plan.length * plan.length
-    ledger.add("attention probabilities of the layer before", "activations", pairs * itemsize, at=inside).formula(
-        "rows × heads × s × s × bytes", pairs, itemsize
-    ).since(
-        "the loop over layers holds the outputs of the one before", f"transformers 5.23 modeling_{plan.spec.family}.py"
+    ledger.add("attention probabilities of the layer before", "activations", pairs * itemsize, at=inside).told(
+        pairs, itemsize, source=f"transformers 5.23 modeling_{plan.spec.family}.py"
     )
 
 
@@ -79,9 +73,8 @@ def enter_buffers(ledger: Ledger, recipe: Recipe) -> None:
     for name, spec, itemsize in (("model", recipe.model, own), *critic, *residents):
         size = spec.buffer_bytes + spec.buffer_elements * itemsize
         if size:
-            ledger.add(f"buffers of the {name}", "buffers", size).formula("bytes of all layers").since(
-                "made for all positions when the model is built, whatever the sequence length",
-                f"transformers 5.23 modeling_{spec.family}.py",
+            ledger.add(f"buffers of the {name}", "buffers", size).told(
+                of="buffers of the", source=f"transformers 5.23 modeling_{spec.family}.py"
             )
 
 
@@ -92,11 +85,8 @@ def _enter_token_rows(ledger: Ledger, recipe: Recipe) -> None:
         return
     tables = [name for name, _ in adapter.tokens if name != spec.head.name or not spec.head_is_tied]
     rows, width = sum(map(adapter.tokens_of, tables)), spec.embedding_width or spec.hidden_size
-    ledger.add("original rows of trained tokens", "buffers", rows * width * adapter.itemsize).formula(
-        "tokens × h × bytes", rows, width, adapter.itemsize
-    ).since(
-        "kept to take the trained ones out again",
-        "peft 0.21 tuners/trainable_tokens/layer.py: trainable_tokens_original",
+    ledger.add("original rows of trained tokens", "buffers", rows * width * adapter.itemsize).told(
+        rows, width, adapter.itemsize
     )
 
 
@@ -124,9 +114,7 @@ def enter_beside_images(ledger: Ledger, traced: TracedPass) -> None:
         embedded + looked_up,
         f"{name}.vision-forward" if traced.vision.forward else f"{name}.layer-forward",
         f"{name}.layer-forward",
-    ).formula("T × h × bytes + layers × T × width × bytes", embedded, looked_up).since(
-        "llm_inputs_embeds and per_layer_inputs, locals of the model's forward until it returns", SOURCE
-    )
+    ).told(embedded, looked_up)
 
 
 def table_behind_tower(ledger: Ledger, traced: TracedPass) -> int:
@@ -138,7 +126,5 @@ def table_behind_tower(ledger: Ledger, traced: TracedPass) -> int:
     if not plan.mode.trained or bare.name in plan.spec.frozen:
         return 0
     instant = f"{plan.name}.vision-backward"
-    ledger.add("gradient of the rows of the table", "temporaries", looked_up, at=instant).formula(
-        "layers × T × width × bytes", looked_up
-    ).since("looked up before the tower ran", "torch.autograd: nodes run back by their order in forward")
+    ledger.add("gradient of the rows of the table", "temporaries", looked_up, at=instant).told(looked_up)
     return bare.parameters

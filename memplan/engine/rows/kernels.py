@@ -83,12 +83,7 @@ def enter_liger_products(ledger: Ledger, traced: TracedPass) -> None:
     itemsize, elements = numerics.autocast or numerics.itemsize, trained // numerics.itemsize
     each = FP32 if itemsize == FP32 else itemsize + FP32
     name, at = "head gradient of a chunk", f"{plan.name}.loss"
-    ledger.add(name, "gradients", 0, at=at, high=elements * each).formula(
-        "0 to V × h × bytes of a product and its fp32 copy", elements, each
-    ).since(
-        "a chunk's product stands beside the sum, and its fp32 copy too, in some versions and on older cards",
-        "liger-kernel 0.6.2 to 0.8.2, and the fallback of 0.8.5, ops/fused_linear_cross_entropy.py",
-    )
+    ledger.add(name, "gradients", 0, at=at, high=elements * each).told(elements, each, of="products of chunks")
 
 
 COPIES = 2
@@ -120,14 +115,10 @@ def enter_mixer_kernels(ledger: Ledger, recipe: Recipe) -> None:
         born=ledger.schedule[0],
         dies=ledger.schedule[-2],
         high=COPIES * FP32 * tokens * width,
-    ).formula("T × channels × 4 × copies, none to two", tokens, width, FP32, COPIES).since(
-        "gradients are split by the number of multiprocessors, which the source leaves to the card",
-        "mamba-ssm 2.3.2 ops/triton; flash-linear-attention 0.5.2 fla/ops/common",
-    )
+    ).told(tokens, width, FP32, COPIES)
 
 
 ABSMAX_BLOCK = 64
-CHECKPOINTS = "unsloth-zoo 2026.8 gradient_checkpointing.py"
 
 
 def enter_unpacking(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
@@ -137,11 +128,8 @@ def enter_unpacking(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> No
         return
     largest = max((weight.rows * weight.columns for weight in weights if weight.quantised_by(base)), default=0)
     scales = largest // ABSMAX_BLOCK * FP32 if base.scheme.nested else 0
-    ledger.add("buffer of unpacked weights", "buffers", largest * base.compute_itemsize + scales).formula(
-        "largest matrix × bytes", largest, base.compute_itemsize
-    ).since(
-        "Unsloth unpacks quantised weights into one buffer, which stays",
-        "unsloth 2026.8 kernels/utils.py: fast_dequantize(use_global_buffer=True)",
+    ledger.add("buffer of unpacked weights", "buffers", largest * base.compute_itemsize + scales).told(
+        largest, base.compute_itemsize
     )
 
 
@@ -165,12 +153,7 @@ def enter_rotary_tables(ledger: Ledger, recipe: Recipe) -> None:
         size, high = each, pair * len(widths)
     elif recipe.loss.head == "cut-cross-entropy":
         high = max(pair, each)
-    ledger.add("tables of cos and sin", "buffers", size, high=high).formula(
-        "2 × positions × width × bytes, of the model or of each layer", size
-    ).since(
-        "Unsloth's classes keep tables of so many positions, not those of the batch",
-        "unsloth 2024.1 to 2026.8 models/llama.py: LlamaRotaryEmbedding, IS_ATTENTION_REFACTOR",
-    )
+    ledger.add("tables of cos and sin", "buffers", size, high=high).told(size)
 
 
 FEW_TOKENS, OF_EACH = 1024, 2 + 4
@@ -184,11 +167,8 @@ def enter_logits_of_few(ledger: Ledger, recipe: Recipe) -> None:
     if not fused or at not in ledger.schedule:
         return
     size = FEW_TOKENS * recipe.model.vocab_size * OF_EACH
-    ledger.add("logits of a batch of few tokens", "logits", size, at=at, low=0).formula(
-        "1024 × V × bytes", FEW_TOKENS, recipe.model.vocab_size, OF_EACH
-    ).since(
-        "batches of at most 1,024 tokens take the whole logits",
-        "unsloth 2024.12 to 2025.8.4 models/llama.py: CausalLM_fast_forward, RETURN_LOGITS",
+    ledger.add("logits of a batch of few tokens", "logits", size, at=at, low=0).told(
+        FEW_TOKENS, recipe.model.vocab_size, OF_EACH
     )
 
 
@@ -205,11 +185,5 @@ def enter_checkpoint_buffers(ledger: Ledger, recipe: Recipe, traced: TracedPass)
         size,
         f"{plan.name}.forward",
         f"{plan.name}.final-norm-backward",
-    ).formula("T × h × bytes", size).since(
-        "the last checkpoint is used at once, and not sent to the host", f"{CHECKPOINTS}: LAST_GC_INDEX"
-    )
-    ledger.add("buffer of checkpoints that come back", "buffers", size, low=0, high=2 * size).formula(
-        "T × h × bytes, none to two", size
-    ).since(
-        "a buffer that stays, and a second one where 512 MiB are free", f"{CHECKPOINTS}: GPU_BUFFERS, GPU_BUFFERS_B"
-    )
+    ).told(size)
+    ledger.add("buffer of checkpoints that come back", "buffers", size, low=0, high=2 * size).told(size)

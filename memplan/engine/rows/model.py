@@ -175,12 +175,8 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass, step: Step)
     kept_masks = keeps_masks(traced)
     source = "transformers 5.23 masking_utils.py; checkpointing keeps masks for its recomputation"
     for dies, count in mask_ends(traced, windows, inside).items():
-        ledger.add("attention masks", "batch", count * size, inside, dies).formula(
-            "masks × bytes of a mask", count, size
-        ).since("one for every kind of window", source)
-    ledger.add("embedding output", "activations", embedded, at=inside).formula("T × h × bytes", embedded).since(
-        "a local of the model's forward until it returns", "transformers 5.23 LlamaModel.forward: inputs_embeds"
-    )
+        ledger.add("attention masks", "batch", count * size, inside, dies).told(count, size, source=source)
+    ledger.add("embedding output", "activations", embedded, at=inside).told(embedded, of="embedding output (model)")
     if leaf or (leaves and plan.spec.scaled_outside):
         ledger.add(
             "embedding output, a leaf of the graph" if leaf else "embedding output before it is scaled",
@@ -188,9 +184,7 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass, step: Step)
             first.boundary,
             inside,
             f"{name}.embedding-backward",
-        ).formula("T × h × bytes", first.boundary).since(
-            "adapters with checkpointing make it a leaf of the graph", "transformers 5.23 enable_input_require_grads"
-        )
+        ).told(first.boundary, of="embedding output, a leaf of the graph")
     width, table_bytes = plan.spec.rotary_width, plan.spec.rotary_itemsize(plan.mode.numerics.itemsize)
     positions = plan.length * (plan.rows if plan.spec.rotary_by_row else 1)
     tables = 2 * positions * width * table_bytes
@@ -201,9 +195,9 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass, step: Step)
     outer = embedded + (traced.stack.lasting if traced.stack else 0)
     within = outer + traced.vision.locals + (0 if kept_masks else masks) + (0 if kept else tables)
     beyond = norm + within - max(norm, head, scored(traced))
-    ledger.add("masks and embedding output at the final norm", "activations", max(beyond, 0), at=end).formula(
-        "as above"
-    ).since("alive in the model's forward, and gone at the head", source)
+    ledger.add("masks and embedding output at the final norm", "activations", max(beyond, 0), at=end).told(
+        source=source
+    )
     last = "embedding-backward" if plan.style == "reentrant" else "first-layer-backward"
     dies = f"{name}.{last if kept else 'layer-forward'}"
     ledger.add("rotary tables", "buffers", tables, f"{name}.layer-forward", dies).formula(
@@ -218,14 +212,10 @@ def enter_shared(ledger: Ledger, recipe: Recipe, traced: TracedPass, step: Step)
 def enter_batch(ledger: Ledger, recipe: Recipe) -> None:
     """Token ids, labels and mask, 8 bytes each, for every row; pixels for every row of a pair."""
     answers = recipe.batch.completion_length if recipe.model.encoder else 0
-    ledger.add("labels and decoder tokens", "batch", 2 * recipe.rows * answers * 8).formula(
-        "2 × rows × completion × 8", 2, recipe.rows, answers, 8
-    ).since("int64; the decoder reads the labels, shifted", "transformers 5.23 modeling_t5.py: _shift_right")
+    ledger.add("labels and decoder tokens", "batch", 2 * recipe.rows * answers * 8).told(2, recipe.rows, answers, 8)
     tokens = recipe.rows * recipe.batch.sequence_length
     tensors = 3 if recipe.trainer.name != "pytorch" or recipe.batch.padded else 1
-    ledger.add("token ids, labels, mask" if tensors == 3 else "token ids", "batch", tensors * tokens * 8).formula(
-        "tensors × rows × s × 8", tensors, recipe.rows, recipe.batch.sequence_length, 8
-    ).since("int64; a pair is two rows", "trl DataCollatorForPreference")
-    ledger.add("pixels", "batch", recipe.image_bytes * recipe.rows).formula(
-        "rows × image bytes", recipe.rows, recipe.image_bytes
-    ).since("images are repeated for both halves of a pair", "trl dpo_trainer.py: images * 2")
+    ledger.add("token ids, labels, mask" if tensors == 3 else "token ids", "batch", tensors * tokens * 8).told(
+        tensors, recipe.rows, recipe.batch.sequence_length, 8, of="token ids, labels, mask"
+    )
+    ledger.add("pixels", "batch", recipe.image_bytes * recipe.rows).told(recipe.rows, recipe.image_bytes)

@@ -44,13 +44,11 @@ def enter_outputs(ledger: Ledger, traced: TracedPass) -> None:
     reductions are callbacks within it (torch 2.13 autograd: queue_callback)."""
     name, size = traced.plan.name, traced.tail.outputs
     end = f"{name}.reduce" if f"{name}.reduce" in ledger.index else f"{name}.embedding-backward"
-    ledger.add("logits, held by the caller", "logits", size, ledger.after(f"{name}.final-norm-backward"), end).formula(
-        "T × V × bytes", size
-    ).since(
-        "the model's outputs live until backward is done", "torch 2.13 autograd and transformers 5.23, replayed by size"
+    ledger.add("logits, held by the caller", "logits", size, ledger.after(f"{name}.final-norm-backward"), end).told(
+        size
     )
     for instant in (f"{name}.layer-forward", ledger.schedule[-1]) if traced.plan.head.program == "own" and size else ():
-        ledger.add("named by the loop until its next turn", "logits", size, at=instant).formula("bytes", size)
+        ledger.add("named by the loop until its next turn", "logits", size, at=instant).told(size)
 
 
 def enter_choices(ledger: Ledger, traced: TracedPass) -> None:
@@ -74,10 +72,7 @@ def enter_choices(ledger: Ledger, traced: TracedPass) -> None:
         chosen * size,
         f"{plan.name}.layer-forward",
         f"{plan.name}.last-layer-backward" if waits and len(makers) > 1 else f"{plan.name}.layer-forward",
-    ).formula("choices × T × chosen tokens × 4", chosen, size).since(
-        "an argument of the next layer, which a checkpoint keeps",
-        "transformers 5.23 GlmMoeDsaModel.forward: prev_topk_indices",
-    )
+    ).told(chosen, size)
 
 
 SOURCE = "transformers 5.23 trainer.py: evaluation_loop; trainer_pt_utils.py: EvalLoopContainer"
@@ -100,6 +95,4 @@ def enter_kept_logits(ledger: Ledger, recipe: Recipe) -> None:
         ).since(why, SOURCE)
     examples = batch.eval_examples
     batches = ceil_div(examples, batch.size * ranks)
-    ledger.add("logits of all batches", "logits", batches * one * FP32, place="host").formula(
-        "batches × (examples · ranks · s · V) × 4", batches, one, FP32
-    ).since("every process keeps those of all ranks for the metrics, as fp32 arrays", SOURCE)
+    ledger.add("logits of all batches", "logits", batches * one * FP32, place="host").told(batches, one, FP32)

@@ -51,9 +51,7 @@ class PassRows:
                 born = f"{name}.gather" if f"{name}.gather" in self.ledger.index else instants[0]
                 size = plan.rows * plan.length * plan.spec.head.outputs * 4
                 label = "logits, while the mismatched completions run"
-                self.ledger.add(label, "logits", size, born, instants[0]).formula("T × V × bytes", size).since(
-                    "a local of concatenated_forward, which runs the model twice", "llamafactory 0.9.5 kto/trainer.py"
-                )
+                self.ledger.add(label, "logits", size, born, instants[0]).told(size, of="logits of one model")
             later, end = self.ledger.after(instants[1]), self.ledger.schedule[-1]
             if plan.head.code.holds_logits and later != end:  # an evaluation's, in the other passes' forwards
                 self._enter("held until the loss", self.traced.tail.saved, later, self.ledger.before(end))
@@ -76,10 +74,7 @@ class PassRows:
             born,
             f"{self.traced.plan.name}.embedding-backward",
             place="host",
-        ).formula("Σ over nodes of saved bytes", size).since(
-            "each is copied back to the card when its node runs",
-            "torch 2.13 autograd/graph.py: save_on_cpu; trl 1.16 models/activation_offloading.py",
-        )
+        ).told(size)
 
     def _enter_casts(self, until: str) -> None:
         """Autocast's copies of the weights of layers that save nothing themselves: alive while autocast is open."""
@@ -90,9 +85,9 @@ class PassRows:
             ("last layers", copies[first:], f"{name}.forward"),
         ):
             size = sum(casts)
-            self.ledger.add(f"autocast copies of weights, {label}", "autocast_weights", size, born, until).formula(
-                "2 B × linear weights", 2, size // 2
-            ).since("autocast keeps the half-precision copy of each trained fp32 weight until it is left", TORCH)
+            self.ledger.add(f"autocast copies of weights, {label}", "autocast_weights", size, born, until).told(
+                2, size // 2, of="autocast copies of weights"
+            )
 
     def enter_backward(self, kept: KeptGradients) -> None:
         """Backward: tail, segments of layers, gradients as far as they are kept."""
@@ -146,10 +141,7 @@ class PassRows:
                     sum(layers[j].lingering for j in indices),
                     born,
                     end,
-                ).formula("Σ over inputs T × in × bytes").since(
-                    "an attribute of the autograd function, which lives until the loss is let go",
-                    "bitsandbytes autograd/_functions.py: ctx.tensors",
-                )
+                ).told(of="inputs kept by quantised linears")
 
     def _next(self, last_of: dict[int, str], i: int, end: str) -> str:
         """The first instant of layer ``i``'s backward, or the end of backward below the first layer."""
@@ -228,7 +220,7 @@ class PassRows:
                 self._source(tag.category),
             )
         if rest > 0:
-            self.ledger.add(f"transients, {where}", "temporaries", rest * count, born, dies).since(source=TORCH)
+            self.ledger.add(f"transients, {where}", "temporaries", rest * count, born, dies).told(of="transients")
 
     def _per_logit(self, size: int, alive: Alive) -> str:
         """Its share of the bytes per logit at an instant, and why the head costs that."""

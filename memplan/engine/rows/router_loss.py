@@ -19,9 +19,7 @@ def enter_router_forward(ledger: Ledger, traced: TracedPass) -> None:
     first = traced.forward_layer if traced.plan.style != "no-grad" else len(traced.layers) - 1
     sizes = [size for i, size in enumerate(logits_of(traced)[:first]) if not traced.layers[i].keeps_logits]
     instant = f"{traced.plan.name}.layer-forward"
-    ledger.add("router logits, recorded", "activations", sum(sizes), at=instant).formula(
-        "layers × T × E × bytes", len(sizes), max(sizes, default=0)
-    ).since("the model's outputs hold the logits of every router until the loss is made", SOURCE)
+    ledger.add("router logits, recorded", "activations", sum(sizes), at=instant).told(len(sizes), max(sizes, default=0))
 
 
 def enter_router_backward(ledger: Ledger, traced: TracedPass) -> None:

@@ -113,6 +113,4 @@ def enter_outside(ledger: Ledger, traced: TracedPass, kept: KeptGradients) -> No
             size,
             born,
             kept.last(ledger, plan.name) if whole else born,
-        ).formula("elements × gradient bytes", size // itemsize, itemsize).since(
-            "whole once every layer has run back; that of a table of embeddings is dense", SOURCE
-        )
+        ).told(size // itemsize, itemsize)

@@ -41,10 +41,7 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
         born=born,
         dies=ledger.schedule[-2] if sharding.gone_in_step(recipe) and not dies else dies,
         place="gpu" if whole else states.place_of(recipe),
-    ).formula("trained elements × gradient bytes", elements, itemsize).since(
-        "from the second micro-step on, gradients are resident in forward too",
-        "torch.autograd: .grad is kept until zero_grad; FSDP2: set_requires_gradient_sync",
-    )
+    ).told(elements, itemsize)
 
 
 def enter_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:

@@ -14,8 +14,6 @@ from memplan.engine.traces import NOTHING
 if TYPE_CHECKING:
     from memplan.spec.vision import Tower
 
-SOURCE = "torch 2.13 autograd and transformers 5.23, replayed by size; MEMORY_ESTIMATION.md, images"
-
 
 def enter_tower_forward(ledger: Ledger, traced: TracedPass, keeps_outputs: bool) -> None:
     """The tower's forward, what it saves, and what the model's forward and outputs hold of it."""
@@ -23,42 +21,36 @@ def enter_tower_forward(ledger: Ledger, traced: TracedPass, keeps_outputs: bool)
     if not trace.forward:
         return
     inside = f"{name}.vision-forward"
-    ledger.add("vision tower, forward", "activations", trace.forward, at=inside).since("the most within it", SOURCE)
+    ledger.add("vision tower, forward", "activations", trace.forward, at=inside).told()
     first = f"{name}.layer-forward"
     if traced.plan.style != "no-grad":
         ledger.add(
             "saved in the vision tower", "activations", trace.saved, first, ledger.before(f"{name}.vision-backward")
-        ).formula("inputs of norms, linears, attention of each block; checkpoints where it has them").since(
-            "kept for the tower's backward, which comes after that of the language model", SOURCE
-        )
+        ).told()
     ledger.add(
         "states of the vision tower, held by the model's forward",
         "activations",
         trace.locals,
         first,
         f"{name}.loss" if loss_within(traced) else first,
-    ).since("a local of the model's forward until it returns", SOURCE)
+    ).told()
     instants, until = traced.forward_instants()[1:], f"{name}.forward"
     if traced.plan.style != "no-grad":
         until = loss_and_casts(traced, NOTHING, instants)[1]
-    ledger.add("autocast copies of weights, vision tower", "autocast_weights", trace.copies, first, until).formula(
-        "2 B × linear weights", 2, trace.copies // 2
-    ).since("autocast keeps the half-precision copy of each fp32 weight until it is left", SOURCE)
+    ledger.add("autocast copies of weights, vision tower", "autocast_weights", trace.copies, first, until).told(
+        2, trace.copies // 2
+    )
     end = f"{name}.forward" if traced.plan.style == "no-grad" else f"{name}.loss"
     if keeps_outputs and traced.plan.style != "no-grad":
         end = f"{name}.embedding-backward"
-    ledger.add("image tokens, held by the model's outputs", "activations", trace.outputs, first, end).formula(
-        "image tokens × h × bytes"
-    ).since("image_hidden_states of the outputs", SOURCE)
+    ledger.add("image tokens, held by the model's outputs", "activations", trace.outputs, first, end).told()
     if loss_within(traced) and traced.plan.style == "plain" and not traced.layers[0].keeps_input:
         ledger.add(
             "embedded sequence, held by the model's forward",
             "activations",
             traced.layers[0].boundary,
             at=f"{name}.loss",
-        ).formula("T × h × bytes", traced.layers[0].boundary).since(
-            "the class computes the loss where it embeds the images", "transformers 5.23 modeling_llama4.py"
-        )
+        ).told(traced.layers[0].boundary)
 
 
 def loss_within(traced: TracedPass) -> bool:
@@ -82,7 +74,7 @@ def enter_tower_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
     inside, size = f"{name}.vision-backward", trace.backward
     if traced.plan.in_units:  # FSDP reduces its gradients block by block
         size = trace.alone or size
-    ledger.add("vision tower, backward", "activations", size, at=inside).since("the most within it", SOURCE)
+    ledger.add("vision tower, backward", "activations", size, at=inside).told()
     if traced.plan.gradients != "keep" or not kept.layers:
         return
     ledger.add(
@@ -91,6 +83,4 @@ def enter_tower_backward(ledger: Ledger, traced: TracedPass, kept: KeptGradients
         trace.gradients,
         f"{name}.embedding-backward",
         kept.last(ledger, name),
-    ).formula("elements × gradient bytes").since(
-        "each weight's gradient is kept from its backward to the optimizer's step", SOURCE
-    )
+    ).told()

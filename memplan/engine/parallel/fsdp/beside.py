@@ -10,7 +10,6 @@ from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
 FSDP = "torch 2.13 distributed/fsdp"
-STREAMS = f"{FSDP}/_fully_shard/_fsdp_collectives.py; c10/cuda/CUDACachingAllocator.cpp"
 SHARDS = "shards of the gradients"
 
 
@@ -35,9 +34,9 @@ def _enter_residual(ledger: Ledger, traced: TracedPass) -> None:
     found = [(f"{traced.plan.name}.tail-reduce", "last layer", traced.input_gradient)]
     found += [(traced.end_of(i), f"below layer {i}", traced.layers[i].boundary) for i in traced.backward_layers]
     for instant, where, size in found:
-        ledger.add(f"gradient of the residual stream, {where}", "temporaries", size, at=instant).formula(
-            "T × h × bytes", size
-        ).since(source="torch.autograd")
+        ledger.add(f"gradient of the residual stream, {where}", "temporaries", size, at=instant).told(
+            size, of="gradient of the residual stream"
+        )
 
 
 def _enter_held_inputs(ledger: Ledger, question: Question, traced: TracedPass) -> None:
@@ -57,10 +56,7 @@ def _enter_held_inputs(ledger: Ledger, question: Question, traced: TracedPass) -
         for instant, held in instants.items():
             ledger.add(
                 f"inputs of checkpoints above layer {i}, and their gradients", "activations", held, at=instant
-            ).formula("layers × 2 × T × h × bytes", len(above), 2, traced.layers[i].boundary).since(
-                "held by the hooks that reshard frozen units",
-                f"{FSDP}/_runtime_utils.py: _register_post_backward_reshard_only_hook",
-            )
+            ).told(len(above), 2, traced.layers[i].boundary, of="inputs of checkpoints above layer")
 
 
 def _enter_on_host(ledger: Ledger, question: Question, recipe: Recipe) -> None:
@@ -72,9 +68,7 @@ def _enter_on_host(ledger: Ledger, question: Question, recipe: Recipe) -> None:
     shards += [ceil_div(elements, rules.ranks) * rules.adapter for sizes in every for _, elements in sizes.alone]
     size = sum(map(pinned, shards) if rules.flat else shards)
     first = next((each for each in ledger.schedule if each.endswith("reduce")), "")
-    ledger.add(SHARDS, "gradients", size, "" if recipe.accumulates else first, place="host").formula(
-        "padded elements / ranks × bytes", size
-    ).since("reduced, and copied to the host", f"{FSDP}/_fully_shard/_fsdp_collectives.py: foreach_reduce")
+    ledger.add(SHARDS, "gradients", size, "" if recipe.accumulates else first, place="host").told(size)
 
 
 def _enter_pools(ledger: Ledger, question: Question, before_layers: str, accumulates: bool) -> None:
@@ -89,27 +83,8 @@ def _enter_pools(ledger: Ledger, question: Question, before_layers: str, accumul
     whole = max(unit.gathered for unit in ends) * (question.rules.ranks > 1)
     gather = next(each for each in ledger.schedule if each.endswith((".gather", ".layer-forward", ".forward")))
     until = ledger.before(ledger.schedule[-1]) if accumulates else before_layers
-    for name, size, born, dies, template, why in (
-        (
-            "segments of all-gathers",
-            whole,
-            ledger.after(gather),
-            "",
-            "largest padded elements × bytes",
-            "the all-gather's stream keeps the segments of its largest output",
-        ),
-        (
-            "segments of gradient shards",
-            shards,
-            "",
-            until,
-            "padded elements / ranks × bytes",
-            "the reduction's stream keeps the segments of last step's gradients",
-        ),
-    ):
-        ledger.add(name, "stream_segments", size, born, dies, meter="reserved").formula(template, size).since(
-            why, STREAMS
-        )
+    ledger.add("segments of all-gathers", "stream_segments", whole, ledger.after(gather), meter="reserved").told(whole)
+    ledger.add("segments of gradient shards", "stream_segments", shards, dies=until, meter="reserved").told(shards)
 
 
 def _enter_uneven(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
@@ -127,7 +102,4 @@ def _enter_uneven(ledger: Ledger, recipe: Recipe, traced: TracedPass) -> None:
         within,
         last if last in ledger.index else within,
         high=rows * recipe.numerics.itemsize,
-    ).formula("0 to tokens × k × (3h + 4F) × bytes, for each layer that is held").since(
-        "how evenly tokens reach experts is not told: a rank may receive twice the mean",
-        "torchtitan 0.2.2 distributed/expert_parallel.py: output_splits follow the routing",
-    )
+    ).told()

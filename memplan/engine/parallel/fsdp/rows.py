@@ -34,9 +34,7 @@ def enter_units(ledger: Ledger, recipe: Recipe, weights: list[Weight], passes: l
         embedded |= {instant: output} if instant.endswith(".gather") else {}
     enter_held(ledger, held, {name: (formula, why, f"{FSDP}/{where}") for name, (formula, why, where) in SAID.items()})
     for instant, size in embedded.items():
-        ledger.add("embedding output", "activations", size, at=instant).formula("T × h × bytes", size).since(
-            "the first layer is gathered when its input is there", f"{FSDP}/_fully_shard/_fsdp_state.py: _pre_forward"
-        )
+        ledger.add("embedding output", "activations", size, at=instant).told(size)
     enter_beside(ledger, recipe, question, passes)
 
 

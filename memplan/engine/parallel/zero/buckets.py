@@ -26,12 +26,7 @@ def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: Sequence[Group]
     several = max((elements for elements, tensors in buckets if tensors > 1), default=0)
     whole = max(buckets)[0]
     cast = zero.communication if zero.communication != e else 0
-    ledger.add("copies of the bucket", "buffers", several * e + whole * cast, at=end).formula(
-        "elements of the largest bucket × bytes, + × communication bytes where they differ", several, e, whole, cast
-    ).since(
-        "buckets of 500 million elements and what crosses it, flattened unless one tensor fills them",
-        "deepspeed 0.19 runtime/engine.py: allreduce_no_retain, allreduce_bucket",
-    )
+    ledger.add("copies of the bucket", "buffers", several * e + whole * cast, at=end).told(several, e, whole, cast)
 
 
 def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str) -> None:

@@ -62,30 +62,17 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, tensors: list[tuple[Stepped
     locked = where.pinned and wrapper == "zero"
     _host(ledger, f"fp32 master weights on the host{of}", "master_weights", kept, FP32, locked, _MASTER)
     _host(ledger, f"fp32 gradients on the host{of}", "gradients", kept, FP32, where.pinned, _GRADIENTS)
-    ledger.add(
-        f"{recipe.optimizer.row.title} states on the host{of}", "optimizer_states", states, place="host"
-    ).formula("elements / ranks × state bytes", sum(kept), round(states / max(sum(kept), 1), 4)).since(
-        "DeepSpeed steps on the host, where the states stay",
-        "deepspeed 0.19 ops/adam/cpu_adam.py, ops/lion/cpu_lion.py",
+    ledger.add(f"{recipe.optimizer.row.title} states on the host{of}", "optimizer_states", states, place="host").told(
+        sum(kept), round(states / max(sum(kept), 1), 4), of="states on the host"
     )
     if not swapped:
         return
     of_states = sum(sum(state_bytes(recipe, tensor)) for tensor, _ in tensors if tensor.elements in swapped)
     ledger.add(
         f"optimizer's swap files{of}", "optimizer_states", sum(swapped) * 2 * FP32 + of_states, place="nvme"
-    ).formula(
-        "elements / ranks × (master 4 + gradient 4 + states)",
-        sum(swapped),
-        round(2 * FP32 + of_states / sum(swapped), 4),
-    ).since(
-        "sub-groups are read from and written to NVMe one at a time",
-        "deepspeed 0.19 runtime/swap_tensor/partitioned_optimizer_swapper.py",
-    )
-    ledger.add(
-        f"optimizer's swap buffers{of}", "buffers", where.buffer_count * max(swapped) * FP32, place="host"
-    ).formula("buffer_count × largest sub-group × 4", where.buffer_count, max(swapped), FP32).since(
-        "page-locked buffers that sub-groups pass through",
-        "deepspeed 0.19 runtime/swap_tensor/utils.py: SwapBufferManager",
+    ).told(sum(swapped), round(2 * FP32 + of_states / sum(swapped), 4), of="optimizer's swap files")
+    ledger.add(f"optimizer's swap buffers{of}", "buffers", where.buffer_count * max(swapped) * FP32, place="host").told(
+        where.buffer_count, max(swapped), FP32, of="optimizer's swap buffers"
     )
 
 
@@ -101,17 +88,14 @@ def _enter_stage_2(ledger: Ledger, recipe: Recipe, groups: list[Group], of: str)
     _host(ledger, f"updated weights on the host{of}", "buffers", [g.partition for g in groups], e, locked, staging)
     buffer = f"{source}: temp_grad_buffer_for_cpu_offload"
     _host(ledger, f"gradient buffer on the host{of}", "buffers", [biggest], e, locked, buffer)
-    ledger.add(f"gradient buffer of the offload{of}", "buffers", biggest * e).formula(
-        "largest parameter × bytes", biggest, e
-    ).since("gradients that accumulate on the host come back through it", f"{source}: temp_grad_buffer_for_gpu_offload")
+    ledger.add(f"gradient buffer of the offload{of}", "buffers", biggest * e).told(
+        biggest, e, of="gradient buffer of the offload", source=f"{source}: temp_grad_buffer_for_gpu_offload"
+    )
     if recipe.accumulates:
         exact = sum(owned(group) for group in groups) * e
         size = sum(owned(group, e) for group in groups) if locked else exact
-        ledger.add(f"accumulated gradients on the host{of}", "gradients", size, place="host", low=exact).formula(
-            "Σ parameters that touch the rank's part × bytes", exact // e, e
-        ).since(
-            "each has a page-locked buffer of its own, rounded up to a power of two",
-            f"{source}: accumulated_grads_in_cpu",
+        ledger.add(f"accumulated gradients on the host{of}", "gradients", size, place="host", low=exact).told(
+            exact // e, e, of="accumulated gradients on the host", source=f"{source}: accumulated_grads_in_cpu"
         )
 
 
@@ -142,15 +126,12 @@ def _enter_parameters(ledger: Ledger, recipe: Recipe, groups: list[Group], froze
             kept.append(min(part, room))
             room -= kept[-1]
         away = whole - sum(kept) + divided(tuple(frozen), recipe.sharding.ranks)
-        ledger.add(f"swap files of the weights{of}", "parameters", away * e, place="nvme").formula(
-            "elements / ranks × bytes", away, e
-        ).since("what max_in_cpu leaves no room for", "deepspeed 0.19 runtime/swap_tensor/partitioned_param_swapper.py")
+        ledger.add(f"swap files of the weights{of}", "parameters", away * e, place="nvme").told(
+            away, e, of="swap files of the weights"
+        )
         ledger.add(
             f"swap buffers of the weights{of}", "buffers", where.buffer_count * where.buffer_size * e, place="host"
-        ).formula("buffer_count × buffer_size × bytes", where.buffer_count, where.buffer_size, e).since(
-            "page-locked buffers that partitions pass through",
-            "deepspeed 0.19 runtime/swap_tensor/partitioned_param_swapper.py: _configure_aio",
-        )
+        ).told(where.buffer_count, where.buffer_size, e, of="swap buffers of the weights")
         parts, frozen = [part for part in kept if part], []
     source = f"{ZERO}/stage3.py: _create_param_groups_fp16_flat_cpu_memory"
     _host(ledger, f"weights on the host{of}", "parameters", parts, e, True, source)

@@ -10,10 +10,6 @@ from memplan.engine.parallel.zero.flat_groups import Group, groups_of
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
-SELECTS = "deepspeed 0.19 runtime/zenflow/zenflow_stage_1_and_2.py: _process_selected_fp32_groups_grad"
-STEPS = "deepspeed 0.19 ops/adam/zenflow_torch_adam.py: ZenFlowSelectiveAdamW"
-WORKER = "deepspeed 0.19 runtime/zenflow/zenflow_utils.py: start_optimizer_process"
-
 
 def selected_elements(weights: list[Weight], ratio: float) -> int:
     """Elements that the card steps on: int(ratio × columns) of each matrix, vectors whole."""
@@ -37,13 +33,11 @@ def enter_selected_states(ledger: Ledger, recipe: Recipe, groups: list[Group], o
         "optimizer_states",
         2 * (pinned(whole * e) if locked else whole * e),
         place="host" if how.on_host else "gpu",
-    ).formula("2 × selected elements × bytes", whole, e).since(
-        "the most important columns of every matrix are stepped on by each rank's card", STEPS
-    )
+    ).told(whole, e, of="states of what ZenFlow selects")
     apart = sum(group.partition for group in groups) if how.overlaps else 0
-    ledger.add(f"second gradients and weights before the step{of}", "gradients", 8 * apart, place="host").formula(
-        "elements / ranks × (4 + 4)", apart
-    ).since("the host steps in a process of its own while the next step runs", WORKER)
+    ledger.add(f"second gradients and weights before the step{of}", "gradients", 8 * apart, place="host").told(
+        apart, of="second gradients and weights before the step"
+    )
 
 
 def enter_selected(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str) -> None:
@@ -56,17 +50,9 @@ def enter_selected(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: 
     step = "step.optimizer"
     kept = 1 if how.on_host else 2
     buffer = min(int(recipe.sharding.deepspeed.reduce_bucket_size * how.ratio), whole)
-    for name, elements, begin, why, source in (
-        ("gradients and weights of what ZenFlow selects", kept * whole, born, "the step begins with them", SELECTS),
-        ("bucket of selected gradients", buffer, born, "selected columns of a bucket are sent to all ranks", SELECTS),
-        (
-            "temporaries of ZenFlow's step",
-            (1 + recipe.optimizer.row.foreach_copies) * largest,
-            step,
-            "columns are copied out and stepped on, a group at a time",
-            STEPS,
-        ),
-    ):
-        ledger.add(name, "optimizer_temporaries", elements * e, begin, step, low=0).formula(
-            "elements × bytes", elements, e
-        ).since(why, source)
+    copied, row = (1 + recipe.optimizer.row.foreach_copies) * largest, "optimizer_temporaries"
+    ledger.add("gradients and weights of what ZenFlow selects", row, kept * whole * e, born, step, low=0).told(
+        kept * whole, e
+    )
+    ledger.add("bucket of selected gradients", row, buffer * e, born, step, low=0).told(buffer, e)
+    ledger.add("temporaries of ZenFlow's step", row, copied * e, step, step, low=0).told(copied, e)

@@ -23,7 +23,6 @@ from memplan.spec.recipe import Recipe
 
 Stage = tuple[TracedPass, str]
 """A pass, and which half of it runs."""
-ZERO = "deepspeed 0.19 runtime/zero"
 FP64 = 8
 NO_ORDER = Order()
 ATTENTION = ("backward", "attention"), ("backward", "projections")
@@ -35,17 +34,10 @@ def enter_lasting(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None
     """What stage 3 allocates for gradients once, for the whole run."""
     zero, groups, own = recipe.sharding.deepspeed, groups_of(recipe, weights), recipe.sharding.deepspeed.communication
     if zero.contiguous_gradients:
-        ledger.add("reduction bucket", "buffers", zero.reduce_bucket_size * own).formula(
-            "reduce_bucket_size × bytes", zero.reduce_bucket_size, own
-        ).since(
-            "gradients are copied into a bucket and reduced together; allocated once, whole, for the whole run",
-            f"{ZERO}/stage3.py: _setup_for_real_optimizer",
-        )
+        ledger.add("reduction bucket", "buffers", zero.reduce_bucket_size * own).told(zero.reduce_bucket_size, own)
     if not zero.optimizer:
         elements = sum(divided(group.weights, recipe.sharding.ranks) for group in groups)
-        ledger.add("gradient partitions", "gradients", elements * zero.accumulation).formula(
-            "Σ ⌈elements / ranks⌉ × bytes", elements, zero.accumulation
-        ).since("a flat buffer, allocated once", f"{ZERO}/stage3.py: grad_partitions_flat_buffer")
+        ledger.add("gradient partitions", "gradients", elements * zero.accumulation).told(elements, zero.accumulation)
 
 
 def enter_zero3(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str, name: str) -> None:
@@ -70,15 +62,7 @@ def _enter_quantised_reduction(ledger: Ledger, recipe: Recipe, elements: int, bo
         born,
         end,
         low=0,
-    ).formula(
-        "n × (1/2 + 1/2) + n / GPUs of a node × (1/2 + 1/2 + bytes)",
-        elements,
-        local,
-        recipe.sharding.deepspeed.communication,
-    ).since(
-        "zero_quantized_gradients: two all-to-alls in 4 bits in place of the reduce-scatter, a gradient at a time",
-        "deepspeed 0.19 runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce",
-    )
+    ).told(elements, local, recipe.sharding.deepspeed.communication)
 
 
 def limits(recipe: Recipe) -> Limits:
@@ -228,12 +212,7 @@ def enter_left(ledger: Ledger, size: int, traced: TracedPass) -> None:
     e = traced.plan.mode.numerics.itemsize
     for instant in traced.forward_instants():
         if instant in ledger.index:
-            ledger.add("weights left gathered", "gathered_parameters", size, at=instant, low=0).formula(
-                "gathered elements × bytes", size // e, e
-            ).since(
-                "the backward uses them again within max_reuse_distance; another model's engine has its own",
-                f"{ZERO}/partitioned_param_coordinator.py: __params_to_release",
-            )
+            ledger.add("weights left gathered", "gathered_parameters", size, at=instant, low=0).told(size // e, e)
 
 
 def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: TracedPass, point: str) -> None:
@@ -251,10 +230,7 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: Tra
                 at=instant,
                 low=min(low, elements) * e,
                 high=(elements + ahead * (1 + recipe.sharding.deepspeed.quantised_weights)) * e,
-            ).formula("gathered elements × bytes", elements, e).since(
-                "the module in use, what is fetched ahead, and what is used again within max_reuse_distance",
-                f"{ZERO}/partitioned_param_coordinator.py",
-            )
+            ).told(elements, e)
 
     if point == "forward":
         instants = [each for each in traced.forward_instants() if not each.endswith("vision-forward")]

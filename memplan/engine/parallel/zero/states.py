@@ -142,19 +142,13 @@ def _enter_frozen_partitions(ledger: Ledger, recipe: Recipe, frozen: list[Weight
     )
     ledger.add(
         f"frozen weights of the {owner}", "parameters", (elements - packed) * recipe.storage.precision.weights
-    ).formula("Σ ⌈elements / ranks⌉ × bytes", elements - packed, recipe.storage.precision.weights).since(
-        "each parameter is divided over the ranks, padded to a multiple of them",
-        f"{ZERO}/partition_parameters.py: _partition_param",
-    )
+    ).told(elements - packed, recipe.storage.precision.weights, of="frozen weights of the")
     ledger.add(
         f"quantised frozen weights of the {owner}",
         "parameters",
         packed + packed // GROUP_OF_8_BITS * FP32,
         low=packed + packed // (2 * GROUP_OF_8_BITS) * FP32,
-    ).formula("Σ ⌈elements / ranks⌉ × (1 + 4 / 4000)", packed, 1 + FP32 / GROUP_OF_8_BITS).since(
-        "zero_quantized_nontrainable_weights: 8-bit integers, a scale for each 4,000 to 8,000",
-        f"{ZERO}/stage3.py: quantize_nontrainable_params; partition_parameters.py: CUDAQuantizer",
-    )
+    ).told(packed, 1 + FP32 / GROUP_OF_8_BITS, of="quantised frozen weights of the")
 
 
 GROUP_OF_8_BITS = 4000
@@ -194,15 +188,8 @@ def _enter_persistent(ledger: Ledger, recipe: Recipe, weights: list[Weight], of_
         elements = sum(
             -(-w.elements // recipe.sharding.ranks) * recipe.sharding.ranks // zero.hpz * w.copies for w in released
         )
-        ledger.add(
-            f"hpZ's second partition{of_owner}", "parameters", elements * recipe.storage.precision.weights
-        ).formula(
-            "padded elements of what is released / zero_hpz_partition_size × bytes",
-            elements,
-            recipe.storage.precision.weights,
-        ).since(
-            "backward gathers within the node, from a copy that the forward leaves there",
-            f"{ZERO}/partition_parameters.py: _partition_param_sec",
+        ledger.add(f"hpZ's second partition{of_owner}", "parameters", elements * recipe.storage.precision.weights).told(
+            elements, recipe.storage.precision.weights, of="hpZ's second partition"
         )
 
 
@@ -217,20 +204,12 @@ def _enter_masters(ledger: Ledger, recipe: Recipe, groups: list[Group], of_owner
         f"elements{over} × 4", elements, FP32
     ).since("the optimizer steps on an fp32 copy of the weights", SOURCES[zero.wrapper])
     if zero.optimizer and elements:
-        ledger.add(f"fp32 gradients of sub-groups on the card{of_owner}", "gradients", elements * FP32).formula(
-            "elements / ranks × 4", elements, FP32
-        ).since(
-            "sub-groups that ratio leaves on the card keep their fp32 gradients between steps",
-            f"{ZERO}/stage3.py: initialize_optimizer_states",
+        ledger.add(f"fp32 gradients of sub-groups on the card{of_owner}", "gradients", elements * FP32).told(
+            elements, FP32, of="fp32 gradients of sub-groups on the card"
         )
     if zero.wrapper == "bf16":
         flat_ = sum(group.flat for group in groups)
-        ledger.add(f"fp32 gradients{of_owner}", "gradients", flat_ * FP32).formula(
-            "⌈elements / (2·ranks)⌉ · 2·ranks × 4", flat_, FP32
-        ).since(
-            "BF16_Optimizer adds each micro-step's gradients to a whole fp32 buffer that stays",
-            "deepspeed 0.19 runtime/bf16_optimizer.py: fp32_groups_gradients_flat",
-        )
+        ledger.add(f"fp32 gradients{of_owner}", "gradients", flat_ * FP32).told(flat_, FP32, of="fp32 gradients")
 
 
 def enter_resident_partitions(
@@ -255,9 +234,6 @@ def enter_resident_partitions(
         f"{ZERO}/partition_parameters.py: _partition_param; trl 1.16 models/utils.py: prepare_deepspeed",
     )
     small = persistent(weights, zero.param_persistence_threshold, zero.model_persistence_threshold)
-    ledger.add(f"persistent parameters of the {name}", "gathered_parameters", small * itemsize).formula(
-        "Σ elements of parameters up to the threshold × bytes", small, itemsize
-    ).since(
-        "small parameters stay whole beside their partitions",
-        f"{ZERO}/parameter_offload.py: mark_persistent_parameters",
+    ledger.add(f"persistent parameters of the {name}", "gathered_parameters", small * itemsize).told(
+        small, itemsize, of="persistent parameters of the"
     )
