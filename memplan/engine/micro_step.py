@@ -57,7 +57,8 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
         saves_inputs=recipe.zero_stage == 3,
         orders_experts=recipe.trainer.name == "prime-rl" and recipe.model.family in ORDERED,
         repeats_keys=repeats_keys(recipe),
-        tensor=recipe.divided.tensor,
+        tensor=1 if recipe.divided.whole_stream else recipe.divided.tensor,
+        summed=recipe.divided.tensor if recipe.divided.whole_stream else 1,
         context=recipe.divided.context,
         expert=recipe.divided.expert,
         slices=recipe.divided.tensor if recipe.divided.expert > 1 == recipe.divided.expert_tensor else 1,
@@ -68,8 +69,7 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
 def shares_of(recipe: Recipe) -> Literal["ring", "ulysses", "gathered"]:
     """How ranks that share a sequence do in attention."""
     how = recipe.trainer.parallelism.sequence
-    if how == "accelerate" and recipe.zero_stage >= 0:
-        return "ulysses"
+    how = "ulysses" if how == "accelerate" and recipe.zero_stage >= 0 else how
     return how if how in ("ulysses", "gathered") else "ring"
 
 

@@ -110,7 +110,7 @@ def _of_rank(recipe: Recipe) -> Recipe:
     )
     own = Parallel(
         tensor=degrees.tensor, pipeline=degrees.pipeline, stage=degrees.stage, expert=degrees.expert,
-        expert_tensor=degrees.expert_tensor,
+        expert_tensor=degrees.expert_tensor, whole_stream=degrees.whole_stream,
     )  # fmt: skip
     return recipe._replace(model=part_of(recipe.model, own), batch=batch)
 

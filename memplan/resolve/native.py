@@ -11,6 +11,7 @@ from memplan.spec.job import Job
 from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
+from memplan.tables.methods import METHODS
 from memplan.tables.trainer import Trainer
 from memplan.units import ceil_div, divisor
 
@@ -37,6 +38,14 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
     if shares == "accelerate" and split.name == "fsdp2":
         _check_on_accelerate(job, trainer, 2 * job.context_parallel)
         _check_ring(job, trainer, spec)
+        return True
+    if given == ["tensor_parallel"] and whole_streams(job, trainer):
+        _check_plan(job, trainer, split, spec)
+        notes.assume(
+            "tensor_parallel: transformers' plan (tp_plan auto): each rank has a part of every product in the layers "
+            "and of the head, and all of the residual stream, norms, embedding and logits; newer releases divide the "
+            "embedding's weights too: counted from above"
+        )
         return True
     if trainer.name != "pytorch" or split.name != "fsdp2" or not set(given) <= set(NATIVE):
         return False
@@ -167,6 +176,49 @@ def _check_ring(job: Job, trainer: Trainer, spec: ModelSpec) -> None:
     ):
         if bad:
             raise InvalidJob(f"context_parallel: {ranks} with {trainer.title} does not run with {what}", hint)
+
+
+def whole_streams(job: Job, trainer: Trainer) -> bool:
+    """Whether ranks share products by transformers' plans, of models that ``from_pretrained`` has divided."""
+    return job.tensor_parallel > 1 and trainer.parallelism.sequence == "accelerate"
+
+
+def _check_plan(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> None:
+    """What such a plan is not modelled with, or does not run with (transformers 5.24 distributed/tensor_parallel.py,
+    trainer.py: the batch is the same on its ranks; accelerate 1.15 accelerator.py: _prepare_tp). Raises InvalidJob."""
+    method, parts, experts = METHODS[job.method], job.tensor_parallel, any(run.layer.experts for run in spec.runs)
+    other = megatron_instead(job, trainer.name)
+    inner = (run.layer.feed_forward for run in spec.runs if run.layer.feed_forward is not None)
+    odd = grouped_heads(spec) % parts or any(part.intermediate % parts for part in inner)
+    for bad, what, hint in (
+        (split.name not in ("none", "fsdp2"), f"sharding {split.name}", other),
+        (split.name == "none" and job.num_gpus != parts, f"{job.num_gpus} GPUs", other),
+        (spec.tied, f"the tied head of {spec.name}", other),
+        (experts, "experts", other),
+        (
+            odd,
+            f"{grouped_heads(spec)} key/value heads, or feed-forwards that it does not divide",
+            f"use {gcd(grouped_heads(spec), parts)}",
+        ),
+        (job.lora is not None or job.quantization != "none", "adapters or a quantised base", "leave them out"),
+        (job.freeze, "frozen weights", "leave freeze out"),
+        (job.kernels != "none", f"kernels {job.kernels}", "leave kernels out"),
+        (job.compile, "compile", "leave compile out"),
+        (job.attention == "eager" or spec.eager_only, "eager attention", "use attention sdpa"),
+        (
+            method.online or method.teacher,
+            f"method {job.method}",
+            "leave tensor_parallel out",
+        ),
+        (
+            method.reference and job.reference != "precomputed",
+            "a reference beside it",
+            "use reference precomputed",
+        ),
+        (unsplit(job, spec), unsplit(job, spec), other),
+    ):
+        if bad:
+            raise InvalidJob(f"tensor_parallel: {parts} with {trainer.title} is not modelled with {what}", hint)
 
 
 def unmodelled(job: Job, spec: ModelSpec) -> str:

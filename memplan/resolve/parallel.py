@@ -4,6 +4,7 @@ from memplan.errors import InvalidJob
 from memplan.resolve.fsdp import replicas
 from memplan.resolve.megatron import sequence_parallel
 from memplan.resolve.megatron_stages import chunks, instances
+from memplan.resolve.native import native, whole_streams
 from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split
 from memplan.resolve.trainers import DEGREES, degrees_of, megatron_instead
@@ -50,7 +51,8 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         notes.plain(key, getattr(job, key))
         if getattr(job, key) > 1 and key in trainer.methods.lacks.get(job.method, ()):
             notes.remark(f"{key}: {trainer.title} has none for {job.method}: estimated as if it had")
-    world = job.num_gpus if split.name != "none" or trainer.megatron else 1
+    whole = whole_streams(job, trainer)
+    world = job.num_gpus if split.name != "none" or trainer.megatron or whole else 1
     degrees = Parallel(
         world=world,
         tensor=job.tensor_parallel,
@@ -61,6 +63,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         virtual=chunks(job, notes),
         sequence=_sequence(job, trainer, split, notes),
         replicas=replicas(job, split),
+        whole_stream=whole,
     )
     _check_multiplies(degrees)
     _check_framework(job, trainer, split, spec, notes)
@@ -73,7 +76,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
 
 def _sequence(job: Job, trainer: Trainer, split: Split, notes: Notes) -> bool:
     """Megatron's choice; always so beside FSDP2, whose plans are torchtitan's."""
-    if trainer.megatron or split.name != "fsdp2" or job.tensor_parallel == 1:
+    if trainer.megatron or split.name != "fsdp2" or job.tensor_parallel == 1 or whole_streams(job, trainer):
         return sequence_parallel(job, trainer, notes)
     if job.sequence_parallel is False:
         raise InvalidJob(
@@ -96,8 +99,6 @@ def _check_framework(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, 
     given = degrees_of(job)
     if not given or trainer.megatron:
         return
-    from memplan.resolve.native import native
-
     if native(job, trainer, split, spec, notes):
         return
     raise InvalidJob(

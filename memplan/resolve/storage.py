@@ -42,7 +42,8 @@ def sharding(job: Job, trainer: Trainer, notes: Notes) -> Split:
         notes.sources["sharding"] = notes.sources.get("zero_stage", "option")
     if name is None:
         own = trainer.parallelism.sharding
-        name = own or ("ddp" if job.num_gpus > 1 else "none")
+        divided = job.tensor_parallel == job.num_gpus and trainer.parallelism.sequence == "accelerate"
+        name = own or ("ddp" if job.num_gpus > 1 and not divided else "none")
         why = "several GPUs and no sharding named: each holds the whole model" if job.num_gpus > 1 else ""
         why = f"{trainer.title} runs under it" if own else why
         notes.fill("sharding", name, "trainer" if own else "default", why)
@@ -55,7 +56,7 @@ def sharding(job: Job, trainer: Trainer, notes: Notes) -> Split:
             f"sharding: distributed-optimizer is Megatron's, and {trainer.title} does not run on it",
             f"use {f'trainer: {other}' if (other := on_megatron(trainer.name, job.method)) else 'zero_stage: 1'}",
         )
-    if name == "none" and job.num_gpus > 1:
+    if name == "none" and job.num_gpus > 1 and job.tensor_parallel == 1:
         notes.remark(f"sharding none on {job.num_gpus} GPUs: each GPU is a job of its own")
     return Split(name, 1 if name == "none" else job.num_gpus)
 

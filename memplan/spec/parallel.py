@@ -29,6 +29,8 @@ class Parallel(NamedTuple):
     """Copies of the sharded states: hybrid sharding, MiCS, instances of Megatron's distributed optimizer."""
     stage: int = 0
     """Of the pipeline, from 0 on."""
+    whole_stream: bool = False
+    """Tensor-parallel ranks have all of the residual stream, the embedding and the logits (transformers' plans)."""
 
     @property
     def model(self) -> int:

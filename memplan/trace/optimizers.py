@@ -37,6 +37,10 @@ class InBackward:
 def make_optimizer(recipe: Recipe, parameters: Iterable[torch.nn.Parameter]) -> Any:
     """The optimizer that the job names. Raises InvalidJob for one that neither has."""
     row, impl, trained = recipe.optimizer.row, recipe.optimizer.implementation, list(parameters)
+    if recipe.parallel.whole_stream:  # a group of DTensors, and one of the rest (transformers 5.24 trainer.py)
+        divided = [each for each in trained if hasattr(each, "placements")]
+        ids = {id(each) for each in divided}
+        trained = [{"params": divided}, {"params": [each for each in trained if id(each) not in ids]}]
     how: dict[str, Any] = {"fused": True} if impl == "fused" else {"foreach": impl == "foreach"}
     if row.library == "transformers":
         from transformers.optimization import Adafactor

@@ -60,6 +60,20 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
     return fully_shard(model, **settings)
 
 
+def by_plan(model: Any, ranks: int, device: str) -> Any:
+    """transformers' own tensor parallelism, of what ``from_pretrained`` would have loaded so; the embedding whole, as
+    until 5.16."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    with _disable_current_modes():
+        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("tp",))
+    plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=ranks))
+    plan = {name: style for name, style in plan.items() if style != "embedding_rowwise"}
+    return apply_tensor_parallelism(model, mesh, plan)
+
+
 def _wrap_ends(model: Any, settings: dict[str, Any], resharding: bool | int) -> None:
     """accelerate's: the input embedding, unless it is tied; final norm and head together, which stay gathered."""
     from torch.distributed.fsdp import fully_shard

@@ -48,7 +48,7 @@ def run(
     with ExitStack() as stack:
         gc.collect()
         stack.enter_context(uncollected())  # what dies, dies when its last reference goes
-        if recipe.sharding.name != "none":
+        if recipe.sharding.name != "none" or recipe.parallel.whole_stream:
             stack.enter_context(fake_world(recipe.parallel.world, device, fullest_rank(recipe)))
             stack.enter_context(naming_buffers(tracker))
             stack.enter_context(tracker.watching_resizes())
@@ -148,6 +148,8 @@ class _State:
     def _split(self, model: Any, device: str, whole: bool = False) -> Any:
         """The model as one rank holds it."""
         recipe = self.recipe
+        if recipe.parallel.whole_stream:
+            return parallel.by_plan(model, recipe.parallel.tensor, device)
         if recipe.sharding.name == "none":
             return model
         if recipe.sharding.name == "fsdp2":

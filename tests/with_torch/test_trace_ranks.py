@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from traced_jobs import TINY, job, name, phases, traces
+from traced_jobs import SMALL, TINY, job, name, phases, traces
 
+from memplan.api import estimate
 from memplan.errors import MemplanError
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
+from memplan.trace import trace
 from memplan.trace.result import Trace
 from memplan.trace.run import run
 
@@ -103,3 +105,22 @@ def test_a_trace_equals_two_processes_over_gloo(
     held = 4 * answer.trainable if described["sharding"] == "fsdp2" else 512
     for phase, size in json.loads(done.stdout)["measured"]["phases"].items():
         assert found[phase] <= size <= found[phase] + held
+
+
+@pytest.mark.parametrize("keys", [{}, FULL, {"tensor_parallel": 4, "num_gpus": 4}])
+def test_transformers_plans_are_played_as_they_are_traced(keys: dict[str, Any]) -> None:
+    """Products over ranks by the model's own plan, with the embedding whole."""
+    given = job(
+        SMALL,
+        {"vocab_size": 2048},
+        trainer="transformers",
+        num_gpus=2,
+        tensor_parallel=2,
+        batch_size=2,
+        sequence_length=256,
+    )
+    given |= {"precision": "bf16", "attention": "sdpa", **keys}
+    played = estimate(given).per_gpu.phases
+    for phase in trace(given).phases:
+        if phase.name in played:
+            assert played[phase.name] / phase.allocated_bytes == pytest.approx(1, abs=5e-3)

@@ -87,6 +87,8 @@ class Mode(NamedTuple):
     """Who repeats keys and values to all heads before flash attention."""
     tensor: int = 1
     """Ranks that share each product, and the sequence of the residual stream between them (torch's DTensor)."""
+    summed: int = 1
+    """Ranks that share each product where each has the whole residual stream (transformers' plans)."""
     context: int = 1
     """Ranks that share each sequence."""
     expert: int = 1

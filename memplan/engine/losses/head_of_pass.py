@@ -79,7 +79,7 @@ def _in_pass(recipe: Recipe, rows: int, program: str, *, logged: bool, graph: bo
 
 def _program(recipe: Recipe) -> str:
     """The program of the loss; of a vocabulary that ranks share, its parallel form."""
-    if recipe.divided.tensor > 1:
+    if recipe.divided.tensor > 1 and not recipe.divided.whole_stream:
         return "parallel-cross-entropy"
     return "plain-cross-entropy" if recipe.model.encoder and recipe.loss.head != "own" else recipe.loss.head
 

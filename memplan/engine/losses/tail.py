@@ -1,8 +1,7 @@
 """The tail of a pass played on a tape: final norm, head, loss, and what the caller holds of them.
 
-Losses over whole distributions: what a student and its teacher say of every entry of the vocabulary.
-
-Both stand in full beside each other; the teacher's side has no graph. T tokens, V vocabulary."""
+Losses over whole distributions: what a student and its teacher say of every entry of the vocabulary. Both stand in full
+beside each other; the teacher's side has no graph. T tokens, V vocabulary."""
 
 from memplan.engine.layers.attention.eager import masked
 from memplan.engine.layers.modules import Pass, norm, project, weight_of
@@ -10,7 +9,7 @@ from memplan.engine.layers.moe.load_balancing_loss import load_balancing_loss
 from memplan.engine.losses import heads
 from memplan.engine.losses.heads import STATES, Head
 from memplan.engine.losses.scored import FUSED_PROGRAMS, Scored
-from memplan.engine.parallel.sequence import gathered
+from memplan.engine.parallel.sequence import gathered, whole_logits
 from memplan.engine.tape import loss_ops, ops, routing_ops
 from memplan.engine.tape.graph import Grads, Param, Tensor
 from memplan.engine.tape.tags import Dim
@@ -101,6 +100,7 @@ def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple
     if spec.residual_fp32:
         hidden = ops.cast(tape, hidden, p.mode.numerics.itemsize, "final hidden states")
     logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
+    logits = whole_logits(p, logits, spec.vocab_size if spec.head.outputs > 1 else 0)
     if spec.logits_fp32:
         logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
     if spec.logits_shifted and head.program != "score":

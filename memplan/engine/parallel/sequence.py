@@ -31,10 +31,13 @@ from memplan.units import ceil_div
 def gathered(p: Pass, x: Tensor) -> Tensor:
     """``Shard(1)`` to ``Replicate``: each rank's part of the sequence, joined by a ``cat`` of the all-gather's output.
 
-    Backward copies the gradient into the order of the reduce-scatter, which leaves the rank's part."""
+    Backward copies the gradient into the order of the reduce-scatter, which leaves the rank's part; where ranks have
+    the whole sequence, it sums what each made of it."""
+    tape, part, itemsize = p.tape, x.dim, x.itemsize
+    if p.mode.summed > 1:
+        return Tensor(part, itemsize, x.storage, tape.node((x,), (), in_turn(*[(part, itemsize)] * 2)))
     if p.mode.tensor == 1:
         return x
-    tape, part, itemsize = p.tape, x.dim, x.itemsize
     whole = Dim(part.symbol, part.elements * p.mode.tensor)
     output = tape.new(whole, itemsize, "all-gathered sequence")
     back = in_turn((whole, itemsize), (part, itemsize))  # the reduce-scatter has read the first
@@ -44,15 +47,31 @@ def gathered(p: Pass, x: Tensor) -> Tensor:
 
 
 def scattered(p: Pass, x: Tensor) -> Tensor:
-    """``Partial`` to ``Shard(1)``: of the sum over ranks each keeps its part of the sequence; backward gathers it."""
+    """``Partial`` to ``Shard(1)``: of the sum over ranks each keeps its part of the sequence; backward gathers it. To
+    ``Replicate`` where each keeps all of it."""
+    tape, whole, itemsize = p.tape, x.dim, x.itemsize
+    if p.mode.summed > 1:
+        return tape.new(whole, itemsize, "sums over ranks", tape.node((x,), (), lambda t, g: g))
     if p.mode.tensor == 1:
         return x
-    tape, whole, itemsize = p.tape, x.dim, x.itemsize
     part = Dim(whole.symbol, whole.elements // p.mode.tensor)
     ordered = tape.new(whole, itemsize, "sums to be scattered")
     label, back = "summed part of the sequence", in_turn(*[(whole, itemsize)] * 2)
     result = tape.result("reduce-scatter", part, itemsize, label, tape.node((x,), (), back))
     del ordered
+    return result
+
+
+def whole_logits(p: Pass, logits: Tensor, columns: int) -> Tensor:
+    """``Shard(-1)`` to ``Replicate``: the logits of all ranks side by side (transformers 5.24 distributed/
+    tensor_parallel.py: colwise_gather_output); backward takes the rank's own out of the gradient."""
+    if p.mode.summed == 1 or not columns:
+        return logits
+    tape, itemsize = p.tape, logits.itemsize
+    whole, back = p.dim("V", columns), in_turn((logits.dim, itemsize))
+    output = tape.new(whole, itemsize, "all-gathered logits")
+    result = tape.new(whole, itemsize, "logits", tape.node((logits,), (), back))
+    del output
     return result
 
 

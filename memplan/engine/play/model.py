@@ -130,7 +130,8 @@ class PassRun:
         tape, spec, p = self.tape, self.plan.spec, self.p
         width = spec.embedding_width or spec.hidden_size
         table = p.param("embed_tokens", spec.vocab_size * width)
-        x = scattered(p, ops.embedding(tape, table, p.dim("h", width), self.plan.mode.numerics.itemsize))
+        x = ops.embedding(tape, table, p.dim("h", width), self.plan.mode.numerics.itemsize)
+        x = scattered(p, x) if p.mode.tensor > 1 else x
         if spec.embedding_multiplier and not spec.scaled_outside and not p.mode.adapts_embedding:
             x = ops.scale(tape, x, "embedding output")
         if p.mode.adapts_embedding:

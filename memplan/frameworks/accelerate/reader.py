@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan.errors import InvalidJob
 from memplan.frameworks import deepspeed
+from memplan.frameworks.accelerate.parallelism import read_parallelism
 from memplan.frameworks.accelerate.write import LAUNCHING, files_of
 from memplan.frameworks.base import DEFAULT, Draft, Framework, Keys, Origin
 from memplan.frameworks.commands import processes
@@ -84,7 +85,7 @@ def read_settings(
     over.skip("mixed_precision", "dynamo_backend")
     keys.skip("mixed_precision")
     _sharding(keys, over, kind, total)
-    _parallelism(keys)
+    read_parallelism(keys, FRAMEWORK)
     _dynamo(keys, over)
     if settings.values.get("megatron_lm_config"):
         keys.warn("megatron_lm_config", "is not read")
@@ -245,33 +246,6 @@ def _deepspeed(keys: Keys, draft: Draft) -> None:
         draft.remarks.append(f"{where}: accelerate has no {', '.join(others)} here and passes over it (a file of "
                              "DeepSpeed's own is named by deepspeed_config_file)")  # fmt: skip
     found.close({*HARMLESS, *others, "msamp_opt_level"})
-
-
-def _parallelism(keys: Keys) -> None:
-    """accelerate's own parallelism: what a job can say of it, else warned about."""
-    found = keys.settings.section("parallelism_config")
-    keys.skip("parallelism_config")
-    inner = Keys(keys.draft, found, FRAMEWORK)
-    for name, job_key in (
-        ("tp_size", "tensor_parallel"),
-        ("cp_size", "context_parallel"),
-        ("sp_size", "context_parallel"),
-    ):
-        key = f"parallelism_config_{name}"
-        if name == "sp_size" and keys.get("distributed_type") != "DEEPSPEED":
-            continue
-        if (inner.whole(key) or 1) > 1:
-            inner.put(job_key, inner.whole(key), key)
-    replicate = "parallelism_config_dp_replicate_size"
-    if (inner.whole(replicate) or 1) > 1:
-        put_inner(inner, "fsdp", "replicate", inner.whole(replicate), replicate)
-    inner.skip("parallelism_config_dp_shard_size")
-    for key, value in found.values.items():
-        if key.endswith("sp_size") and not inner.took(key) and value not in (None, 1):
-            inner.warn(key, "accelerate has it with DeepSpeed alone")
-        elif not key.endswith(("_size", "sp_seq_length")):
-            inner.skip(key)
-    inner.close(key for key in found.values if "sp_" in key or "comm_strategy" in key)
 
 
 def _dynamo(keys: Keys, over: Keys) -> None:

@@ -15,6 +15,7 @@ from memplan.frameworks.hugging_face.dialect_vision import SEES
 from memplan.frameworks.programs.adapters import put_adapters, put_upcast
 from memplan.frameworks.programs.gathered import HINTS, MODEL_HARMLESS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
+from memplan.frameworks.programs.plans import read_plan
 from memplan.frameworks.programs.quantised import NAMED, put_quantisation
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.unsloth import put_defaults, put_unsloth
@@ -157,6 +158,7 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
     else:
         gathered.add("dtype", "float32" if old and not _asks_quantised(thing) else "auto", thing.place)
     _class(thing, trainer, draft)
+    read_plan(thing, draft)
     for key in values:
         if key not in READ and key not in MODEL_HARMLESS and key[:1] not in "*?" and truth(values[key]) is not False:
             draft.warn(key, str(thing.places[key]))
@@ -189,7 +191,7 @@ READ = frozenset(
         quantization_config load_in_4bit load_in_8bit load_in_16bit load_in_fp8 full_finetuning max_seq_length
         peft_config prepared checkpointing bnb_4bit_compute_dtype bnb_4bit_quant_type bnb_4bit_use_double_quant
         bnb_4bit_quant_storage generation_config checkpointing_kwargs frozen partly_frozen adapter compile
-        use_gradient_checkpointing is_parallelizable model_parallel train upcast"""
+        use_gradient_checkpointing is_parallelizable model_parallel train upcast tp_plan tp_size distributed_config"""
     )
 )
 """Arguments and changes of a model that are read."""

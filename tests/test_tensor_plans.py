@@ -1,0 +1,181 @@
+"""Tensor parallelism by transformers' plans, against traces of its own code and by hand; the files that name it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Run, runner_of
+
+from memplan.api import estimate
+from memplan.errors import InvalidJob
+from memplan.models import load_model
+from memplan.report import Report
+
+MODEL = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 2048, "head_dim": 32,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+JOB: dict[str, Any] = {
+    "model": MODEL, "method": "sft", "trainer": "transformers", "sequence_length": 512, "batch_size": 2,
+    "precision": "bf16",
+}  # fmt: skip
+TWO, FULL = {"num_gpus": 2, "tensor_parallel": 2}, {"gradient_checkpointing": "full"}
+FOUR = {"num_gpus": 4, "tensor_parallel": 4}
+TRACED = [
+    ({}, (109882880, 114060288, 39901696)),
+    (TWO, (76525056, 80702464, 22075904)),
+    (FOUR, (59846144, 64023552, 13163008)),
+    (TWO | FULL, (41823744, 46001152, 22075904)),
+    (FOUR | FULL | {"sequence_length": 2048}, (110956032, 127667200, 13212160)),
+    (TWO | {"precision": "bf16-amp"}, (109634560, 112763392, 44114432)),
+    (TWO | {"trainer": "trl", "loss_head": "cross-entropy"}, (41831936, 46009344, 22075904)),
+    (TWO | {"trainer": "trl", "method": "reward"}, (27663872, 43183104, 19997184)),
+    (
+        TWO | {"trainer": "trl", "method": "dpo", "loss_head": "selective", "reference": "precomputed"},
+        (50241024, 92077568, 22092288),
+    ),
+]
+"""memplan trace with transformers 5.24 on torch 2.13's fake tensors and ranks, the embedding left whole: forward,
+backward and step in bytes."""
+
+
+def of(**keys: Any) -> Report:
+    return estimate({**JOB, **keys})
+
+
+@pytest.mark.parametrize(("job", "traced"), TRACED)
+def test_it_is_what_transformers_holds(job: dict[str, Any], traced: tuple[int, ...]) -> None:
+    phases = of(**job).per_gpu.phases
+    for name, size in zip(("forward", "backward", "step"), traced, strict=True):
+        assert phases[name] / size == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_part_is_divided_and_the_rest_is_not(ranks: int) -> None:
+    """Of 8B in bf16: products over all ranks, embedding and norms on each; activations of the stream stay whole."""
+    params = load_model("llama-3.1-8b").params.total
+    table = 128256 * 4096
+    job = {"model": "llama-3.1-8b", **FULL, "sequence_length": 2048, "num_gpus": ranks, "tensor_parallel": ranks}
+    report = of(**job)
+    held = sum(row.bytes for row in report.per_gpu.ledger if row.name == "weights of the policy")
+    assert held == pytest.approx(2 * ((params - table) / ranks + table), rel=0.001)
+    assert report.job["sharding"] == "none"
+    whole = of(**{**job, "num_gpus": 1, "tensor_parallel": 1})
+    kept = [
+        sum(row.bytes for row in each.per_gpu.ledger if row.name.startswith("checkpoints: the layer's input"))
+        for each in (report, whole)
+    ]
+    assert kept[0] == kept[1] > 0
+
+
+def test_under_fsdp2_the_other_ranks_divide_states() -> None:
+    job = {"model": "llama-3.1-8b", **FULL, "sharding": "fsdp2", "precision": "bf16-amp"}
+    both, alone = of(**job, num_gpus=8, tensor_parallel=2), of(**job, num_gpus=4)
+    table = 4 * 128256 * 4096 // 4
+    halves = [each.per_gpu.by_category["parameters"] for each in (both, alone)]
+    assert halves[0] == pytest.approx((halves[1] + table) / 2, rel=0.01)
+    assert both.per_gpu.allocated_bytes < alone.per_gpu.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_gpus": 4, "tensor_parallel": 2}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with sh"),
+        (TWO | {"zero_stage": 3}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with sharding zero3"),
+        (TWO | {"model": "llama-3.2-1b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the tied"),
+        (TWO | {"model": "qwen3-30b-a3b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with experts"),
+        (TWO | {"lora": {"r": 8}}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with adapters"),
+        (TWO | {"trainer": "trl"}, "loss_head: fused with tensor_parallel is not modelled"),
+        (TWO | {"trainer": "trl", "method": "dpo"}, "tensor_parallel: 2 with TRL is not modelled with a reference"),
+        (TWO | {"trainer": "trl", "method": "grpo"}, "tensor_parallel: 2 with TRL is not modelled with method grpo"),
+        ({"num_gpus": 8, "tensor_parallel": 8}, "tensor_parallel: 8 with Hugging Face Trainer is not modelled with 4"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        of(**given)
+    assert caught.value.message.startswith(message)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner_of(capsys)
+
+
+PROGRAM = """
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers.distributed import DistributedConfig
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", dtype="bfloat16", {plan})
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=1, bf16=True)
+trainer = Trainer(model=model, args=args, train_dataset=load_dataset("a/b", split="train"))
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ('tp_plan="auto"', 8),
+        ('tp_plan="auto", tp_size=8', 8),
+        ("distributed_config=DistributedConfig(tp_size=8)", 8),
+        ('distributed_config=DistributedConfig(tp_plan="auto")', 8),
+        ("distributed_config=DistributedConfig(tp_size=4, fsdp_size=2)", 0),
+        ("tp_plan=PLAN", 0),
+    ],
+)
+def test_a_programs_plan_is_read(tmp_path: Path, run: Run, plan: str, ranks: int) -> None:
+    """It had been passed over, and the whole model counted on each rank."""
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM.format(plan=plan))
+    given = (str(path), "--sequence-length", "2048", "--num-gpus", "8")
+    if not ranks:
+        assert run("check", *given, "--gpu", "h100-80gb")[0] == 2
+        return
+    job = json.loads(run("estimate", *given, "--json")[1])["job"]
+    assert (job["tensor_parallel"], job["sharding"]) == (ranks, "none")
+
+
+CONFIG = """compute_environment: LOCAL_MACHINE
+distributed_type: {kind}
+mixed_precision: bf16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+num_processes: 8
+parallelism_config:
+  parallelism_config_dp_shard_size: {shards}
+  parallelism_config_tp_size: {tensor}
+"""
+ARGS = "model_name_or_path: llama-3.1-8b\ndataset_name: a/b\nmax_length: 2048\nper_device_train_batch_size: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "tensor", "said"),
+    [
+        ("FSDP", 4, 2, "tp_size shares no product"),
+        ("FSDP", 1, 8, "accelerate takes tp_size 8 of a model that is divided alone"),
+        ("MULTI_GPU", 1, 8, "accelerate takes tp_size 8 of a model that is divided alone"),
+    ],
+)
+def test_accelerates_size_divides_no_model(
+    tmp_path: Path, run: Run, kind: str, shards: int, tensor: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accelerator.py passes over a model without DTensors under FSDP2, whose ranks are then fewer; else it refuses."""
+    (tmp_path / "acc.yaml").write_text(CONFIG.format(kind=kind, shards=shards, tensor=tensor))
+    (tmp_path / "train.yaml").write_text(ARGS)
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(
+        "estimate", "train.yaml", "--with", "acc.yaml", "--method", "sft", "--trainer", "trl", "--json"
+    )
+    assert said in out + err
+    if code == 0:
+        alone = estimate({"model": "llama-3.1-8b", "method": "sft", "trainer": "trl", "sequence_length": 2048,
+                          "num_gpus": 4, "sharding": "fsdp2", "precision": "bf16-amp",
+                          "gradient_checkpointing": "full"})  # fmt: skip
+        found = json.loads(out)["per_gpu"]["allocated_bytes"]
+        assert 1 <= found / alone.per_gpu.allocated_bytes < 1.15, "as replicas, which sum gradients once more"
