@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, SerializationInfo
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
@@ -19,8 +19,10 @@ class Frozen(BaseModel):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Its own schema; in a field of another it is made when such a value is first given."""
-        own = handler.field_name is None or Frozen.inline
-        return handler(source) if own else core_schema.no_info_plain_validator_function(cls.model_validate)
+        if handler.field_name is None or Frozen.inline:
+            return handler(source)
+        dumped = core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True)
+        return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=dumped)
 
     def __hash__(self) -> int:
         """Of the fields, computed once: models are looked up in caches again and again."""
@@ -50,3 +52,13 @@ class Described(Frozen):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Its own schema; in a field of another, an instance."""
         return handler(source) if handler.field_name is None else core_schema.is_instance_schema(cls)
+
+
+def _dumped(value: Frozen, info: SerializationInfo) -> dict[str, Any]:
+    """As a field of what is dumped; Pydantic itself would not make the schema of a default that nobody gave."""
+    return value.model_dump(
+        mode=info.mode,
+        exclude_unset=info.exclude_unset,
+        exclude_defaults=info.exclude_defaults,
+        exclude_none=info.exclude_none,
+    )
