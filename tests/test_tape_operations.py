@@ -11,7 +11,7 @@ import pytest
 from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.losses.scored import checkpointed
 from memplan.engine.tape import chunked_ops, loss_ops, ops, routing_ops
-from memplan.engine.tape.graph import Node, Param, Tensor
+from memplan.engine.tape.graph import Leaf, Node, Param, Tensor
 from memplan.engine.tape.offloading import Checkpoints, Offload, Place, StreamedOffload
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -251,3 +251,14 @@ def test_each_backward_of_a_checkpoint_makes_its_own_copies_of_weights() -> None
         tape.backward(node, [tape.gradient((ROW, 2))])
         assert weight.cached_cast is None
     assert [gradient.dim.elements for gradient in tape.gradients] == [HALF.elements] * 2
+
+
+def test_autocast_keeps_its_copy_of_a_leaf_until_it_is_left() -> None:
+    tape = Tape(autocast=2)
+    x = Leaf(tape.new(X, 4, LABEL))
+    first, second = ops.autocast_input(tape, x), ops.autocast_input(tape, x)
+    assert first is second
+    del first, second
+    assert tape.live == 12 * UNIT
+    tape.leave_autocast()
+    assert tape.live == 8 * UNIT

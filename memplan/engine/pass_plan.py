@@ -65,6 +65,13 @@ class PassPlan(NamedTuple):
         return self.nested if self.nested and style == "reentrant" else self.gradients
 
     @property
+    def reads_leaf(self) -> bool:
+        """Products of the first layer read the embedding's output, a leaf, of which autocast keeps its copy."""
+        mode, spec = self.mode, self.spec
+        leaf = mode.adapter is not None and mode.embedding_rests and self.embedding_trained and not spec.front
+        return leaf and mode.numerics.autocast > 0 and spec.runs[0].layer.form == "post"
+
+    @property
     def tower(self) -> "TowerPlan | None":
         """The pass of the tower; None without images."""
         tower = self.spec.tower

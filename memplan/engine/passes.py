@@ -179,8 +179,8 @@ def trace_layers(plan: PassPlan, images: bool, to_the_end: bool = True) -> tuple
     needs = plan.embedding_trained or images or plan.style == "no-grad"
     for run in plan.spec.runs:
         left, mode = run.count, mode_of_layer(plan.mode, run.layer)
-        while left and (not needs or (not traces and mode.widens_stream)):
-            layer = _narrowed(run.layer) if not traces and mode.widens_stream else run.layer
+        while left and (not needs or (not traces and (mode.widens_stream or plan.reads_leaf))):
+            layer = run.layer if traces else _first(run.layer, mode.widens_stream, plan.reads_leaf)
             traces.append(traced(len(traces), layer, run.layer, needs))
             needs, left = needs or bool(traces[-1].backward), left - 1
         if left and not plan.mode.recompute.is_partial:
@@ -202,5 +202,5 @@ def _traced(plan: PassPlan, to_the_end: bool, i: int, layer: Layer, as_is: Layer
 
 
 @lru_cache(maxsize=64)
-def _narrowed(layer: Layer) -> Layer:
-    return layer.but(narrow_input=True)
+def _first(layer: Layer, narrow: bool, leaf: bool) -> Layer:
+    return layer.but(narrow_input=narrow or layer.narrow_input, leaf_input=leaf) if narrow or leaf else layer

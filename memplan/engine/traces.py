@@ -12,7 +12,7 @@ from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS
 from memplan.engine.losses.tail import casts_of
-from memplan.engine.tape.graph import Frame, Node, Tensor
+from memplan.engine.tape.graph import Frame, Leaf, Node, Tensor
 from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.tape.tags import Dim, Log, Tag
 from memplan.engine.tape.tape import Tape
@@ -157,8 +157,8 @@ def layer_trace(
     p = Pass(tape, mode, rows, length)
     p.checkpointed = style == "checkpoint"
     x = input_of(tape, p, layer.width * layer.streams, itemsize, input_needs_grad, "residual stream")
-    boundary = x.storage.size if x.storage else 0
-    p.returned = [] if style == "reentrant" else None
+    boundary, p.returned = x.storage.size if x.storage else 0, [] if style == "reentrant" else None
+    x = Leaf(x) if layer.leaf_input else x
     y = decoder_layer(p, layer, x)
     tape.end_hollow(mode.operators.kernels.compiled)
     unread, p.returned = [(each.dim, each.itemsize) for each in p.returned or ()], None
@@ -166,7 +166,8 @@ def layer_trace(
     recorded, read = weakref.ref(logits.storage) if logits and logits.storage else None, _read(mode, logits)
     del logits
     p.shared.clear()
-    casts, forward = casts_of(tape), max(peaks_of(tape, "forward").values(), key=lambda alive: alive.size)
+    casts = casts_of(tape) + boundary * (style == "no-grad" and layer.leaf_input)  # its copy's graph holds the leaf
+    forward = max(peaks_of(tape, "forward").values(), key=lambda alive: alive.size)
     uses, node, dim = tape.uses() or NO_USES, y.node, y.dim
     held = [x] if style == "checkpoint" and away is None else []
     watched = weakref.ref(x.storage) if x.storage else None
@@ -175,7 +176,7 @@ def layer_trace(
     keeps_logits = recorded is not None and recorded() is not None
     tape.leave_autocast()
     casts -= casts_of(tape)
-    if away is not None:
+    if away:
         away.settle()
         away.host_bytes += boundary if style != "plain" else 0
         keeps_input = style == "plain" and watched is not None and watched() is not None

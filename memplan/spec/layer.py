@@ -135,6 +135,8 @@ class Layer(Described):
     """Its input comes out of a linear, in autocast's precision (ELECTRA's first)."""
     narrow_input: bool = False
     """It takes the embedding's output as it is, and widens the residual stream to fp32 (Mamba's first)."""
+    leaf_input: bool = False
+    """It takes the embedding's output as it is, a leaf of the graph that its products read (OLMo's first)."""
     frozen: frozenset[str] = frozenset()
     """Names of its weights that are not trained (``freeze``)."""
     unadapted: bool = False

@@ -70,6 +70,8 @@ class Block(Described):
     """As ``Layer.narrow_input``."""
     projected_input: bool = False
     """As ``Layer.projected_input``."""
+    leaf_input: bool = False
+    """As ``Layer.leaf_input``."""
     cross: None = None
     """As ``Layer.cross``: it has none."""
     streams: int = 1

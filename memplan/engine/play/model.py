@@ -14,7 +14,7 @@ from memplan.engine.play.checkpoints import Again, catching
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.weights import NO_BLOCK, OUTSIDE, ModelPass, Weights, blocks_of
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Node, Tensor
+from memplan.engine.tape.graph import Leaf, Node, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.layer import Layer
@@ -151,6 +151,7 @@ class PassRun:
         if spec.scaled_outside:
             x = ops.scale(tape, x, "residual stream")
         x = self.sharding.embedded(x)
+        x = Leaf(x) if self.plan.reads_leaf else x
         held.append(x)
         if not spec.front:
             return x

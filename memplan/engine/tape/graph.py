@@ -144,6 +144,27 @@ class Param(Tensor):
         self.cached_cast: Tensor | None = None
 
 
+class Leaf(Tensor):
+    """The embedding's output beside frozen weights: of a leaf that needs a gradient autocast keeps its copy until it is
+    left (torch 2.13 aten/src/ATen/autocast_mode.cpp: cached_cast)."""
+
+    __slots__ = ("cached_cast",)
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__(x.dim, x.itemsize, x.storage, x.node, x.slot)
+        self.cached_cast: Tensor | None = None
+
+    def cast(self, tape: Tape) -> Tensor:
+        """The copy that all products read."""
+        size = self.dim, self.itemsize
+        if self.cached_cast is None:
+            node = tape.node((self,), (), lambda t, g: (t.gradient(size),))
+            label = "autocast copies of inputs"
+            self.cached_cast = tape.new(self.dim, tape.autocast, label, node, category="autocast_weights")
+            tape.cached.append(self)
+        return self.cached_cast
+
+
 def leaf(tape: Tape, x: Tensor) -> Tensor:
     """The same tensor as a leaf of the graph, where there is one: it and its gradient are there as long as that."""
     if not tape.grad_enabled:

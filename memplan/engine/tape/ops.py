@@ -6,7 +6,7 @@ together. Autocast follows CUDA's lists: matmuls in the low precision; pow, rsqr
 
 from collections.abc import Sequence
 
-from memplan.engine.tape.graph import Backward, Grads, Param, Tensor
+from memplan.engine.tape.graph import Backward, Grads, Leaf, Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -64,6 +64,8 @@ def cast(tape: Tape, x: Tensor, itemsize: int, label: str = "dtype copies") -> T
 
 def autocast_input(tape: Tape, x: Tensor) -> Tensor:
     """x in the precision that autocast gives to matmuls and attention."""
+    if isinstance(x, Leaf) and tape.autocast not in (0, x.itemsize):
+        return x.cast(tape)
     return cast(tape, x, tape.autocast, "autocast copies of inputs") if tape.autocast else x
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from memplan.engine.tape import graph
-from memplan.engine.tape.graph import Accumulate, Backward, Edge, Frame, Node, Param, Storage, Tensor
+from memplan.engine.tape.graph import Accumulate, Backward, Edge, Frame, Leaf, Node, Param, Storage, Tensor
 from memplan.engine.tape.offloading import Offload
 from memplan.engine.tape.selective_checkpointing import Policy
 from memplan.engine.tape.tags import Dim, Log, Tag
@@ -60,7 +60,7 @@ class Tape:
         self.frame: Frame | None = None
         self.refilling: list[Node] | None = None
         self.running: Node | None = None
-        self.cached: list[Param] = []
+        self.cached: list[Param | Leaf] = []
         self.context: list[Storage] = []
         self.closures: list[Storage] = []
         self.leaves: list[Param] = []
