@@ -128,3 +128,8 @@ def test_a_bound_is_not_why_a_layout_takes_more_gpus() -> None:
 def test_a_blank_behind_a_backslash_is_told_before_the_command_too() -> None:
     found = checked("a.sh", f"A=1 \\\nB= \\  \nswift sft --model Qwen/Qwen2.5-0.5B {OPTIONS}\n")
     assert "a.sh, line 2: a shell ends the command here; the options behind it are counted" in found.warnings
+
+
+def test_gpus_of_an_option_are_counted_by_axolotls_search() -> None:
+    found = checked("a.yaml", "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 2\n", num_gpus="8")
+    assert (found.fits, found.job["num_gpus"]) == ("yes", 8)

@@ -224,7 +224,7 @@ def _products(keys: Keys) -> None:
 
 def _search(keys: Keys, told: bool, draft: Draft) -> None:
     """DDP searches for what is unused where it is told to alone (axolotl 0.19 core/builders/causal.py)."""
-    several = draft.now("sharding") in (None, "ddp") and (draft.now("num_gpus") or 1) > 1
+    several = draft.now("sharding") in (None, "ddp") and int(draft.now("num_gpus") or 1) > 1
     if told or (several and draft.now("lora")):
         fsdp_keys.put_inner(keys, "ddp", "find_unused_parameters", told, "ddp_find_unused_parameters")
 
