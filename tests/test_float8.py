@@ -75,6 +75,28 @@ def test_compiled_casts_to_mxfp8_hold_two_sides_with_their_scales() -> None:
     assert 0 <= more <= (2 * T * F + 2 * H * F) * 33 // 32
 
 
+TITAN: dict[str, Any] = {
+    "method": "sft", "trainer": "pytorch", "sharding": "fsdp2", "precision": "bf16-amp", "compile": True,
+    "gradient_checkpointing": "full", "gpu": "h100-nvl-94gb", "float8": "tensorwise", "sequence_length": 8192,
+    "fsdp": {"float8_all_gather": True}, "tensor_parallel": 8,
+}  # fmt: skip
+PIPE = {"model": "llama-3.1-405b", "num_gpus": 512, "pipeline_parallel": 8, "gradient_accumulation_steps": 8}
+
+
+@pytest.mark.parametrize(
+    ("job", "reserved"),
+    [
+        ({"model": "llama-3.1-70b", "num_gpus": 256, "batch_size": 16}, 71.9),
+        (PIPE | {"batch_size": 4}, 82.5),
+        (PIPE | {"batch_size": 1, "sequence_length": 32768}, 75.3),
+    ],
+)
+def test_torchtitans_published_runs_over_ranks_lie_within_their_bands(job: dict[str, Any], reserved: float) -> None:
+    """Its benchmarks of December 2024 (llama3_h100_202412_torchtitan.md, tables 4 to 6), on H100 of 96 GB."""
+    found = estimate(TITAN | job).per_gpu.reserved_bytes
+    assert found.low <= reserved * 2**30 <= found.high
+
+
 WEIGHTS = LAYERS * (H * 256 * 2 + H * 128 * 2 + 3 * H * F)
 INPUTS = LAYERS * T * (6 * H + F)
 """Of attention's four products, gate, up and down, each its own."""

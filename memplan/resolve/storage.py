@@ -175,7 +175,7 @@ def float8(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: N
     sharding = job.sharding or ("none" if job.zero_stage is None else f"zero{job.zero_stage}")
     half = (stored.autocast or stored.compute_itemsize) == 2 and job.dtype != "fp16"
     blocks = how.layouts and (how.block or TE_ROWS)
-    leave = "leave float8 out"
+    leave, shared = "leave float8 out", job.tensor_parallel * job.pipeline_parallel > 1
     for bad, what, hint in (
         (trainer.megatron, f"under {trainer.title}", "use megatron: {fp8_format: hybrid}"),
         (sharding not in (RUNS_TE if how.layouts else RUNS), f"under {sharding}", f"use sharding fsdp2, or {leave}"),
@@ -184,7 +184,8 @@ def float8(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: N
         (how.layouts and spec.tied, "with a tied head, which accelerate's conversion unties", leave),
         (how.layouts and job.compile, "with compile", "leave one of them out"),
         (how.block and not how.layouts and not job.compile, "without compile", "set compile: true"),
-        (job.tensor_parallel > 1, "with tensor_parallel", "leave one of them out"),
+        (job.tensor_parallel > 1 and (how.layouts or how.block or trainer.name != "pytorch"), "with tensor_parallel",
+         "leave one of them out"),
         (spec.tower is not None or spec.encoder is not None, f"for {spec.family}", leave),
         (job.kernels not in ("none", "liger"), f"with kernels {job.kernels}", "leave one of them out"),
         (job.tiled_mlp > 0, "with tiled_mlp", "leave one of them out"),
@@ -204,8 +205,9 @@ def float8(job: Job, trainer: Trainer, spec: ModelSpec, stored: Stored, notes: N
     notes.assume(
         f"float8: {job.float8}, torchao's linears in the layers; the head and experts in stacked tensors stay bf16"
         + ("" if job.compile else ". Without compile each cast makes copies in fp32")
+        + ("; what tensor-parallel ranks gather, and stages keep gathered, is counted in bf16" if shared else "")
     )
-    return how._replace(gathered=gathers, fused=job.compile)
+    return how._replace(gathered=gathers and job.pipeline_parallel == 1, fused=job.compile)
 
 
 TE_ROWS = 8
