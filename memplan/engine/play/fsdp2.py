@@ -12,8 +12,8 @@ from memplan.engine.play.weights import OUTSIDE
 from memplan.engine.tape.graph import Node, Param, Tensor
 from memplan.engine.tape.tags import Dim
 
-GATHERING, REDUCING = 1, 2
-"""Streams beside the one that computes: of all-gathers' outputs, and of reductions' (``FSDPCommContext``)."""
+GATHERING, REDUCING, STREAMS = 1, 2, 8
+"""Streams of each root (``FSDPCommContext``; FSDP1: ``_init_streams``): of all-gathers' outputs, and of reductions'."""
 ADDED, UPDATE = "reduced gradients, added to those that are there,", "copies of a gradient's update in backward"
 
 
@@ -21,7 +21,8 @@ class Fsdp2(Sharding):
     """The units of one model."""
 
     def __init__(self, rules: Rules, tape: PlayTape, groups: Groups) -> None:
-        self.rules, self.tape = rules, tape
+        self.rules, self.tape, self.base = rules, tape, STREAMS * tape.roots
+        tape.roots += 1
         self.root, self.first, self.last = (Group(sizes) for sizes in (groups.root, groups.first, groups.last))
         self.opens = groups.opens
         self.layers = [Group(sizes) for sizes in groups.layers]

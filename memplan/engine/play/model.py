@@ -12,6 +12,7 @@ from memplan.engine.pass_plan import PassPlan, keys_of_images
 from memplan.engine.play.beside_layers import beside_layers
 from memplan.engine.play.checkpoints import Again, catching
 from memplan.engine.play.sharding import Sharding
+from memplan.engine.play.tape import PlayTape
 from memplan.engine.play.weights import NO_BLOCK, OUTSIDE, ModelPass, Weights, blocks_of
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Leaf, Node, Tensor
@@ -59,7 +60,7 @@ class PassRun:
         tape, plan = self.tape, self.plan
         tape.phase, tape.autocast = "forward", plan.mode.numerics.autocast
         tape.grad_enabled = plan.style != "no-grad"
-        self.sharding.name = plan.name
+        self.sharding.name, tape.base = plan.name, self.sharding.base
         self.sharding.begin()
         hidden = [self._hidden_states()]
         tape.grad_enabled = plan.style != "no-grad"
@@ -269,7 +270,7 @@ class PassRun:
         return self.sharding.after(place, y, again=True)
 
 
-def play_back(tape: Tape, runs: list[PassRun]) -> None:
+def play_back(tape: PlayTape, runs: list[PassRun]) -> None:
     """``loss.backward()`` of a loss that is made of these passes."""
     starts = [run.loss for run in runs if run.loss is not None]
     for run in runs:
@@ -284,6 +285,7 @@ def play_back(tape: Tape, runs: list[PassRun]) -> None:
     else:
         starts.clear()
     start = [tape.gradient((Dim("1", 1), ops.FP32)), *[None] * (node.outputs - 1)]
+    tape.base = runs[-1].sharding.base
     runs[-1].sharding.backward_begins()
     tape.backward(node, start)
     runs[-1].sharding.backward_ends()

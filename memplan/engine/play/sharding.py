@@ -21,6 +21,8 @@ class Sharding:
     """Some backward of the step reduces nothing."""
     reduces = True
     """This one does."""
+    base = 0
+    """By how much its streams are numbered higher than those of the first model on the tape."""
     layers: "Sequence[Group]" = ()
     """Units of the layers."""
     opens = False

@@ -62,7 +62,8 @@ class PlayTape(Watching):
         self.stored: dict[Param, Tensor] = {}
         """``.grad`` of each parameter that has one."""
         self.sharding = Sharding()
-        self.stream = 0
+        self.stream = self.base = self.roots = 0
+        """``base``: by how much the streams of the model that runs are numbered higher. ``roots``: models with such."""
         self.streams: dict[int, int] = {}
         """The stream of each storage that is not of the one that computes."""
         self.recorded: dict[int, tuple[int, ...]] = {}
@@ -72,7 +73,7 @@ class PlayTape(Watching):
 
     def on(self, stream: int, dim: Dim, label: str, category: str) -> Tensor:
         """Allocate bytes on a stream."""
-        self.stream = stream
+        self.stream = stream and stream + self.base
         tensor = self.new(dim, 1, label, category=category)
         self.stream = 0
         return tensor
@@ -81,7 +82,7 @@ class PlayTape(Watching):
         """``tensor.record_stream(stream)``: once freed, its block waits for what that stream was given before."""
         if isinstance(tensor.storage, PlayedStorage):
             number = tensor.storage.number
-            self.recorded[number] = (*self.recorded.get(number, ()), stream)
+            self.recorded[number] = (*self.recorded.get(number, ()), stream and stream + self.base)
 
     def reached(self, streams: Mapping[int, int]) -> None:
         """The host has waited until each of these streams came so far: to the so-manieth storage that waits for it."""
