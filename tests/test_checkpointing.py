@@ -252,6 +252,17 @@ def test_what_cannot_be_is_refused_by_name(keys: dict[str, Any], start: str) -> 
 MOE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
 
 
+def test_offload_under_ddp_is_that_of_one_card_with_its_buckets() -> None:
+    """TRL's, which knows the weights by where they lay before training: DDP leaves them, DeepSpeed and FSDP not."""
+    keys = {"model": "llama-3.1-8b", "method": "sft", "trainer": "trl", "sequence_length": 4096, "lora": {"r": 16}}
+    keys |= {"precision": "bf16"}
+    eight = {"num_gpus": 8, "sharding": "ddp"}
+    plain, away = ([estimate(keys | each | off) for each in ({}, eight)] for off in ({}, {"offload": ["activations"]}))
+    more = [two.per_gpu.allocated_bytes - one.per_gpu.allocated_bytes for one, two in (plain, away)]
+    assert more[0] == pytest.approx(more[1], rel=0.01)
+    assert away[1].host.bytes_per_node == 8 * away[0].host.bytes_per_node
+
+
 @pytest.mark.parametrize("keys", [{"model": MOE}, {"offload": ["activations"]}])
 def test_savings_of_compile_that_are_not_modelled_are_not_counted_and_said(keys: dict[str, Any]) -> None:
     """It only ever saves memory: the figure without it is above."""

@@ -41,7 +41,8 @@ def offloads_activations(job: Job, trainer: Trainer, split: Split, notes: Notes)
         return _offloads_inputs(job, trainer, notes)
     if "activations" not in job.offload:
         return ""
-    several = split.ranks > 1 and trainer.name != "prime-rl"
+    known = trainer.name == "trl" and split.name == "ddp"  # elsewhere weights are not where TRL saw them, and move too
+    several = split.ranks > 1 and trainer.name != "prime-rl" and not known
     if several or trainer.megatron or job.images is not None:
         what = "over several GPUs" if several else "with images" if job.images is not None else "in Megatron"
         raise InvalidJob(f"offload: activations {what} is not modelled yet", "leave offload out")
