@@ -41,12 +41,14 @@ WEIGHTS = [
     ("qwen3-8b", {"quantization": "nvfp4"}, 5.975),
     ("qwen3-30b-a3b", {"quantization": "nvfp4"}, 16.86),
     ("qwen3.5-35b-a3b", {"quantization": "nvfp4", "version": "0.20.0"}, 21.86),  # mixers of linear attention in bf16
+    ("qwen3.5-35b-a3b", {"quantization": "nvfp4", "version": "0.20.0", "draft": Draft(layers=1)}, 23.43),  # in bf16
     ("gemma-3-12b", {"tensor_parallel": 2}, 11.9642),  # a table of eight times the positions
     ("tinyllama-1.1b", {"quantization": "nf4", "version": "0.8.3"}, 0.7318),  # scales that are quantised too
     ("qwen3.5-27b", {"tensor_parallel": 4, "version": "0.19.0"}, 13.01),  # queries to values with what gates them
     ("phi-4", {"quantization": "gptq", "version": "0.6.5"}, 8.5107),  # no zeros
     ("gemma-4-31b", {"version": "0.26.0"}, 58.99),  # keys that are values too are loaded twice
     ("qwen3-32b", {"version": "0.26.0", "draft": Draft(layers=1, rows=32_000)}, 63.94),  # an EAGLE-3 head beside it
+    ("gemma-4-e4b", {"version": "0.19.2", "max_num_batched_tokens": 2496}, 15.16),  # keys and values that nothing reads
     ("gemma-4-e2b", {"version": "0.30.0", "max_num_batched_tokens": 2496}, 9.75),  # embeddings of each layer
 ]
 

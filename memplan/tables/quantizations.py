@@ -88,7 +88,7 @@ _ROWS = (
 QUANTIZATIONS = {row.name: row for row in _ROWS}
 PLAIN_IN_NVFP4 = frozenset(("latent", "gated-delta", "state-space", "state-space-dual"))
 """Kinds of mixers that checkpoints in NVFP4 leave in 16 bits, and indexers with them: NVIDIA's of DeepSeek-R1, Kimi-K2
-and GLM-5.2, RedHatAI's of Qwen3.6. Heads and embeddings are in 16 bits anywhere."""
+and GLM-5.2, RedHatAI's of Qwen3.6. Heads, embeddings and what drafts are in 16 bits anywhere."""
 
 
 class Stored(NamedTuple):

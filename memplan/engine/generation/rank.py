@@ -5,6 +5,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from memplan.engine.generation.formats import FORMATS, quantises
+from memplan.spec.attention_kinds import SharedKVAttention
 from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward, Linear, Part
 from memplan.tables.engines import BEFORE_HOPPER, HOPPER, ROCM, version_of
@@ -80,6 +81,20 @@ class Rank(NamedTuple):
 
     products: bool = False
     """Attention's products with the latent's matrix stand beside it (``Era.absorbs``)."""
+
+    unread: bool = False
+    """Layers that read the keys and values of another have matrices for their own, too."""
+
+    def linears_of(self, part: Part) -> tuple[Linear, ...]:
+        """Of a part; with values of their own where the checkpoint's are its keys (vllm 0.23 gemma4.py:
+        attention_k_eq_v loads k_proj into both of QKVParallelLinear)."""
+        named = {linear.name: linear for linear in part.linears}
+        if not isinstance(part, SharedKVAttention) or "v_proj" in named:
+            return part.linears
+        if "k_proj" in named:
+            return *part.linears, named["k_proj"]
+        keys = named["q_proj"].but(name="k_proj", outputs=part.num_kv_heads * part.head_dim)
+        return (*part.linears, keys, keys) if self.unread else part.linears
 
     def of_module(self, part: Part) -> str:
         """The name of a part's module in a checkpoint."""

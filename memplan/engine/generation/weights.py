@@ -39,6 +39,8 @@ STACKED = {"gptq": "awq", "fp8-apart": "fp8"}
 nobody sets their rows apart."""
 WORKSPACE = 0, 19, 0
 """Of sparse attention; older versions' were not read."""
+READ_ALONE = 0, 30, 0
+"""Since, layers that read others' keys and values have queries alone (0.19 gemma4.py: QKVParallelLinear in each)."""
 PER_LAYER = "embed_tokens_per_layer"
 """Of its rows, those of a forward have a buffer beside a tower (vllm 0.28 gemma4_mm.py: per_layer_embeddings)."""
 
@@ -96,7 +98,8 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, form.format, form.group, plain=form.plain)
     rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor, absorbs=of.engine == "sglang")
     latent = of.engine == "vllm" and form.format.startswith(("none", "fp8"))
-    rank = rank._replace(products=latent and era_of("vllm", of.version).absorbs)
+    unread = of.engine == "vllm" and version_of(of.version) < READ_ALONE
+    rank = rank._replace(products=latent and era_of("vllm", of.version).absorbs, unread=unread)
     routers = dict.fromkeys(FP32_ROUTERS, of.itemsize) | FP32_GATES  # those of transformers alone
     rank = rank._replace(router_itemsize=routers.get(spec.family, 0))
     if rank.format == "mxfp4" and (of.engine == "vllm" or architecture not in (*BEFORE_HOPPER, *ROCM)):
@@ -173,7 +176,7 @@ def _draft(of: Generator, rank: Rank) -> Tensors:
         return tuple(_tensors(alone._replace(adapter_rank=0, pipeline_parallel=1), ""))
     if not draft.layers:
         return ()
-    rank = rank._replace(format="none") if DRAFT in rank.plain else rank
+    rank = rank._replace(format="none") if {DRAFT, USUAL} & rank.plain else rank
     layer = drafting_layer(of)
     if draft.rows:
         return *_layer(layer, rank), *of_eagle3(layer, hidden, padded_vocabulary(of), draft.rows, rank)
@@ -213,7 +216,7 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
     ranks = rank.tensor if spread else 1
     found: list[int] = []
     module = rank.of_module(part)
-    for linears in joined(_linears(part)):
+    for linears in joined(rank.linears_of(part)):
         here = rank.of(module, (linear.name for linear in linears))
         found += together(_linear(linear, part, here, heads, ranks) for linear in linears)
     found += (bare.parameters * (bare.itemsize or rank.itemsize) // ranks for bare in part.tensors)
@@ -230,15 +233,6 @@ def _part(part: Part, rank: Rank, spread: bool = True) -> Tensors:
         form = rank.form_of("mlp.experts", "down_proj")
         found += _experts(part.experts, rank._replace(format=STACKED.get(form, form))) if part.experts else ()
     return tuple(found)
-
-
-def _linears(part: Part) -> tuple[Linear, ...]:
-    """Of a part; with values of their own where the checkpoint's are its keys (vllm 0.23 gemma4.py: attention_k_eq_v
-    loads k_proj into both of QKVParallelLinear)."""
-    names = [linear.name for linear in part.linears]
-    if getattr(part, "kind", "") != "shared_kv" or "v_proj" in names or "k_proj" not in names:
-        return part.linears
-    return *part.linears, part.linears[names.index("k_proj")]
 
 
 def joined(linears: Iterable[Linear]) -> list[list[Linear]]:
