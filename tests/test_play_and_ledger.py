@@ -228,6 +228,16 @@ JOBS: dict[str, dict[str, Any]] = {
         }
         for name in ("fsdp", "fsdp2")
     },
+    **{
+        f"a teacher runs {when}": {
+            "method": "distill",
+            "trainer": trainer,
+            "sharding": "ddp",
+            "precision": "auto",
+            "extra_models": [{"role": "teacher", "model": LLAMA | {"num_hidden_layers": 6}}],
+        }
+        for trainer, when in (("pytorch", "before the student"), ("trl", "between its logits and its loss"))
+    },
     "a critic steps with the policy": {"sharding": "ddp", "method": "ppo"},
     "scales stay on the card": {
         "sharding": "fsdp2",

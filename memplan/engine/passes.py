@@ -144,8 +144,10 @@ class TracedPass:
         return max(sizes, key=lambda point: sizes[point], default="")
 
 
-Step = Callable[[], Sequence[tuple[TracedPass, str]]]
-"""Passes of a step, each with its half, for who asks."""
+Stage = tuple[TracedPass, str]
+"""A pass, and which half of it runs."""
+Step = Callable[[], Sequence[Stage]]
+"""Passes of a step, for who asks."""
 
 
 def shares(plan: PassPlan) -> bool:

@@ -17,6 +17,8 @@ from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.resident import Resident
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
+from memplan.engine.play.teacher import NAME as TEACHER
+from memplan.engine.play.teacher import Lesson
 from memplan.engine.play.weights import Weights, listed
 from memplan.engine.rows.model import keeps_masks, mask_bytes
 from memplan.engine.step_and_evaluation import evaluation_of
@@ -88,7 +90,7 @@ class Player:
     def weights_of(self, plan: PassPlan) -> Weights:
         """The parameters of a pass: the policy's, or those of a model beside it."""
         critic, resident = self.recipe.others.critic, self.recipe.others.reference == "resident"
-        own = plan.name if plan.name == CRITIC or (plan.name == "reference" and resident) else ""
+        own = plan.name if plan.name in (CRITIC, TEACHER) or (plan.name == "reference" and resident) else ""
         if own not in self.weights:
             adapter = critic.adapter if critic and own == CRITIC else None if own else self.recipe.adapter
             head = plan.spec.head.name
@@ -98,7 +100,9 @@ class Player:
         return self.weights[own]
 
     def sharding_of(self, plan: PassPlan) -> Sharding:
-        """What divides the model of a pass."""
+        """What divides the model of a pass; a teacher is whole."""
+        if plan.name == TEACHER:
+            return Sharding()
         if plan.name != "reference" or self.recipe.others.reference != "resident":
             return self.sharding
         if plan.name not in self.beside:
@@ -138,7 +142,8 @@ class Player:
         runs: dict[int, PassRun] = {}
         joined = recipe.method.pairs and recipe.loss.pair_pass == "two-forward"
         together = joined and not recipe.loss.code.leaves_autocast
-        passes = stages(recipe)
+        lesson = Lesson(self.tape, stages(recipe), lambda stage: self._run(recipe, stage[0]))
+        passes = lesson.passes
         waiting: list[PassRun] = []
         for position, (traced, half) in enumerate(passes):
             name = traced.plan.name
@@ -147,6 +152,7 @@ class Player:
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
                 run = self._run(recipe, traced)
+                lesson.begins(run)
                 run.forward(leaves=not (together and name == "chosen"))
                 if traced.plan.style != "no-grad":
                     runs[id(traced)] = run

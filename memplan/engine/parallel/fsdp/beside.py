@@ -3,8 +3,7 @@ the host, segments that other streams keep, tokens that experts on other ranks s
 
 from memplan.engine.allocator.settings import pinned
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.fsdp.question import Stage
-from memplan.engine.passes import TracedPass
+from memplan.engine.passes import Stage, TracedPass
 from memplan.engine.play.boxes import Question
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div

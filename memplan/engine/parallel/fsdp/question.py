@@ -6,15 +6,12 @@ from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.losses.scored import CALLING, FUSED_PROGRAMS
 from memplan.engine.parallel.fsdp2.rules import Rules, rules_of
 from memplan.engine.pass_plan import PassPlan
-from memplan.engine.passes import TracedPass
+from memplan.engine.passes import Stage, TracedPass
 from memplan.engine.play.boxes import Half, Question
 from memplan.engine.play.sharding import Measure, Sizes, sizes_of
 from memplan.engine.play.units import policy_groups, reference_groups
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
-
-Stage = tuple[TracedPass, str]
-"""A pass, and which half of it runs."""
 
 
 def question_of(recipe: Recipe, weights: list[Weight], passes: list[Stage]) -> Question:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp.beside import FSDP, SHARDS, enter_beside
 from memplan.engine.parallel.fsdp.instants import Halves, Held
-from memplan.engine.parallel.fsdp.question import Stage, question_of
+from memplan.engine.parallel.fsdp.question import question_of
 from memplan.engine.parallel.held_rows import MOMENT, enter_held
+from memplan.engine.passes import Stage
 from memplan.engine.play.boxes import Question
 from memplan.engine.play.folded_boxes import moments_of
 from memplan.engine.play.moments import Key, Label, Things

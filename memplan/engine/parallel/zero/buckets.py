@@ -12,6 +12,7 @@ from memplan.engine.parallel.zero.flat_groups import Group, buckets_of, groups_o
 from memplan.engine.parallel.zero.prefetch import Figures
 from memplan.engine.parallel.zero.selective import enter_selected
 from memplan.engine.parallel.zero.states import weight_itemsize
+from memplan.engine.passes import Stage
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
@@ -44,7 +45,7 @@ def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str)
 
 
 def enter_whole_weights(
-    ledger: Ledger, recipe: Recipe, figures: Figures, passes: Sequence[stage3.Stage], follows: bool
+    ledger: Ledger, recipe: Recipe, figures: Figures, passes: Sequence[Stage], follows: bool
 ) -> None:
     """Stage 3: weights that are gathered, pass by pass; of other models, where they are divided too. ``follows``: one
     batch another, without a step between."""

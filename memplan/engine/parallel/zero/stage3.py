@@ -13,7 +13,7 @@ from memplan.engine.parallel.zero.coordinator import Limits
 from memplan.engine.parallel.zero.flat_groups import divided, groups_of, largest
 from memplan.engine.parallel.zero.module_order import Half, Model, half_of, largest_module, run_by
 from memplan.engine.parallel.zero.prefetch import Figures, Gathered, Pass, gathered
-from memplan.engine.passes import TracedPass
+from memplan.engine.passes import Stage, TracedPass
 from memplan.engine.play.zero.visits import USES
 from memplan.engine.tape.watched import Order, Uses
 from memplan.engine.tensors import Weight
@@ -21,8 +21,6 @@ from memplan.engine.traces import NOTHING, LayerTrace
 from memplan.spec.lora import Adapter
 from memplan.spec.recipe import Recipe
 
-Stage = tuple[TracedPass, str]
-"""A pass, and which half of it runs."""
 FP64 = 8
 NO_ORDER = Order()
 ATTENTION = ("backward", "attention"), ("backward", "projections")
