@@ -161,8 +161,7 @@ def _quantization(rollout: Rollout, spec: ModelSpec, notes: Notes) -> str:
     if rollout.quantization not in (None, "none", "mxfp4"):
         mixed = rollout.quantization == "nvfp4" and any(part.kind in PLAIN_IN_NVFP4 for part in spec.mixers)
         left = "linear and latent attention, embedding and head" if mixed else "embedding and head"
-        other = "one that leaves other parts so differs: name it as the model, its config says what" if mixed else ""
-        told = other or "a checkpoint that leaves more so takes more"
+        told = "one that leaves others so, or has other groups, differs: name it as the model, its config says what"
         notes.assume(f"rollout.quantization: {left} stay in 16 bits; {told}")
     return rollout.quantization or "none"
 
