@@ -40,7 +40,8 @@ nobody sets their rows apart."""
 WORKSPACE = 0, 19, 0
 """Of sparse attention; older versions' were not read."""
 READ_ALONE = 0, 30, 0
-"""Since, layers that read others' keys and values have queries alone (0.19 gemma4.py: QKVParallelLinear in each)."""
+"""vLLM's layers that read others' keys and values have queries alone since (0.19 gemma4.py: QKVParallelLinear in each,
+as sglang gemma4_causal.py has it still)."""
 PER_LAYER = "embed_tokens_per_layer"
 """Of its rows, those of a forward have a buffer beside a tower (vllm 0.28 gemma4_mm.py: per_layer_embeddings)."""
 
@@ -98,7 +99,7 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
     rank = Rank(tensor, max(of.expert_parallel, tensor), of.itemsize, form.format, form.group, plain=form.plain)
     rank = rank._replace(tensor_of_experts=1 if of.expert_parallel > 1 else tensor, absorbs=of.engine == "sglang")
     latent = of.engine == "vllm" and form.format.startswith(("none", "fp8"))
-    unread = of.engine == "vllm" and version_of(of.version) < READ_ALONE
+    unread = of.engine == "sglang" or version_of(of.version) < READ_ALONE
     rank = rank._replace(products=latent and era_of("vllm", of.version).absorbs, unread=unread)
     routers = dict.fromkeys(FP32_ROUTERS, of.itemsize) | FP32_GATES  # those of transformers alone
     rank = rank._replace(router_itemsize=routers.get(spec.family, 0))
