@@ -12,10 +12,9 @@ from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.diagnose.causes import is_fragmented, others
 from memplan.diagnose.diagnosis import diagnose, diagnose_job, differs
-from memplan.diagnose.messages import messages
+from memplan.diagnose.messages import messages, printed, tensor_of
 from memplan.diagnose.phases import PHASES, RULES, Frame, frames_of, place_of
 from memplan.diagnose.readings import readings
-from memplan.diagnose.sizes import printed, tensor_of
 from memplan.errors import UsageError
 from memplan.jobs import read_target
 from memplan.units import GiB, MiB, parse_size, round_up

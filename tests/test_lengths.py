@@ -23,7 +23,7 @@ from memplan.engine.allocator.replay import StepEvents, repeated
 from memplan.errors import InvalidJob
 from memplan.frameworks.reading import read_target as read_files
 from memplan.lengths import batches as made
-from memplan.lengths import playing
+from memplan.lengths import runs
 from memplan.lengths.distribution import Sample, distribution, longest_of
 from memplan.lengths.files import read_lengths
 from memplan.lengths.longest import judged
@@ -39,8 +39,7 @@ from memplan.lengths.packing import (
     token_budget,
     wrapped,
 )
-from memplan.lengths.playing import between, played
-from memplan.lengths.runs import wilson
+from memplan.lengths.runs import between, played, wilson
 from memplan.report import Report
 from memplan.reporting import peak
 from memplan.resolve import resolve
@@ -631,8 +630,8 @@ def test_a_play_that_is_of_another_step_than_the_ledger_is_not_shown(monkeypatch
         return found._replace(events=tuple((number, 2 * size) for number, size in found.events))
 
     assert played(at, [200, 100])[0] is not None
-    monkeypatch.setattr(playing, "step_events", doubled)
-    assert played(at, [200, 100]) == (None, playing.UNPLAYED)
+    monkeypatch.setattr(runs, "step_events", doubled)
+    assert played(at, [200, 100]) == (None, runs.UNPLAYED)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from any_jobs import MODELS
 from memplan.cost import seconds
 from memplan.engine.bounds import at_least
 from memplan.errors import InvalidJob
-from memplan.frameworks.emit.planned import emit_plan, plans_of
+from memplan.frameworks.emit.writing import emit_plan, plans_of
 from memplan.frameworks.registry import find_framework
 from memplan.generated import Host
 from memplan.planner import plan
@@ -561,7 +561,7 @@ def test_what_no_plan_can_say_is_answered_with_what_to_fix(monkeypatch: pytest.M
         def refuses(*_: object, hint: str = hint) -> None:
             raise InvalidJob("this cannot be said", hint)
 
-        monkeypatch.setattr("memplan.frameworks.emit.planned.read_documents", refuses)
+        monkeypatch.setattr("memplan.frameworks.emit.writing.read_documents", refuses)
         with pytest.raises(InvalidJob, match="none of 1 plans: this cannot be said") as raised:
             emit_plan(plans_of(str(path)), {}, find_framework("trl"))
         assert raised.value.hint == f"plan again{told}"

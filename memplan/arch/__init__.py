@@ -3,7 +3,7 @@
 Files group families by what their layers are made of, which each says in its first line; a family is one row of data
 (``ROWS``) of a file that ``FILES`` names, and stands in ``FAMILIES`` where more than ``build`` makes a model of it.
 ``config`` reads a key, ``attention`` heads and windows, ``decoder`` makes a spec of a row and a config; parts that rows
-share are in ``layer_norm_parts``, ``routed``, ``towers``. Another kind of layer is another file."""
+share are in ``layer_norm``, ``routed``, ``towers``. Another kind of layer is another file."""
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping

@@ -7,7 +7,7 @@ from operator import itemgetter
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
 from memplan.arch.encoders import bert_attention, dense_and_norm, embeddings, with_projected_input
-from memplan.arch.layer_norm_parts import plain_feed_forward, row, with_layers
+from memplan.arch.layer_norm import plain_feed_forward, row, with_layers
 from memplan.spec.encoders import Pooler
 from memplan.spec.layer import Front, Layer, Run
 from memplan.spec.model import ModelSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, build
-from memplan.arch.layer_norm_parts import attention_of, common_name, plain_feed_forward, row, with_layers
+from memplan.arch.layer_norm import attention_of, common_name, plain_feed_forward, row, with_layers
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, FeedForward, Norm, Part
 

@@ -6,7 +6,7 @@ stacks and the head; each stack has positions and a norm of its embeddings of it
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, make_norm
 from memplan.arch.encoders import both_stacks, pooled
-from memplan.arch.layer_norm_parts import attention_of, plain_feed_forward, row
+from memplan.arch.layer_norm import attention_of, plain_feed_forward, row
 from memplan.arch.reading import quotient
 from memplan.errors import ModelError
 from memplan.spec.encoders import Encoder

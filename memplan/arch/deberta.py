@@ -6,7 +6,7 @@ keys are no fields of its config class, which takes a default where it reads the
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
 from memplan.arch.encoders import bert_feed_forward, dense_and_norm, pooled, table
-from memplan.arch.layer_norm_parts import ACTIVATIONS, row, with_layers
+from memplan.arch.layer_norm import ACTIVATIONS, row, with_layers
 from memplan.arch.reading import width_of_head
 from memplan.arch.towers import layer_norm
 from memplan.spec.encoders import DisentangledAttention, Pooler

@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
-from memplan.arch.layer_norm_parts import attention_of, plain, row, with_layers
+from memplan.arch.layer_norm import attention_of, plain, row, with_layers
 from memplan.arch.towers import layer_norm
 from memplan.errors import ModelError
 from memplan.spec.encoders import Pooler

@@ -4,7 +4,7 @@ As transformers 5.23 builds it (``models/falcon/configuration_falcon.py``, ``mod
 
 from collections.abc import Callable
 
-from memplan.arch import layer_norm_parts as parts
+from memplan.arch import layer_norm as parts
 from memplan.arch.config import Config
 from memplan.arch.decoder import PRE_NORMS, Family, build
 from memplan.arch.reading import width_of_head

@@ -1,15 +1,146 @@
-"""Decoders with LayerNorm and rotary embeddings, one branch after the other: StarCoder2, Nemotron, Persimmon, StableLM.
+"""What decoders with LayerNorm share: attention by its modules' own names, feed-forwards without gate, positions.
+
+Each class names its modules and its dropouts otherwise, so a family says which; the parts are the same.
+
+Decoders with LayerNorm and rotary embeddings, one branch after the other: StarCoder2, Nemotron, Persimmon, StableLM.
 
 One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
 ``parallel.py`` holds those with parallel branches; StableLM-2-12B is one by its config."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
 from memplan.arch import attention
 from memplan.arch.config import Config
-from memplan.arch.decoder import Family
-from memplan.arch.layer_norm_parts import attention_of, plain, rotary, row, with_layers
-from memplan.arch.reading import width_of_head
+from memplan.arch.decoder import Family, activation, rotary_factor
+from memplan.arch.reading import share, turning, width_of_head
+from memplan.spec.layer import Layer
 from memplan.spec.model import ModelSpec
-from memplan.spec.parts import Attention, Norm
+from memplan.spec.parts import Attention, Bare, FeedForward, Linear, Norm, Part
+
+ACTIVATIONS: Mapping[str, str] = {
+    name: name
+    for name in ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2", "tanh")
+} | {"swish": "silu"}
+"""Keys of ``engine.activations.ACTIVATIONS`` by the names of transformers' ``ACT2FN``."""
+
+
+GPT_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""``attribute_map`` of GPT-2, GPT-BigCode, GPT-J and CodeGen."""
+
+row = partial(Family, norm_kind="layer", norm_bias=True, probabilities_key="", activations=ACTIVATIONS)
+"""A row of a family with LayerNorm, whose parts say which dropouts they have."""
+
+
+def attention_of(
+    config: Config,
+    names: tuple[str, ...],
+    biases: tuple[bool, bool] = (True, True),
+    head_dim: int | None = None,
+    kv_heads: int | None = None,
+    dropout: str = "attention_dropout",
+    **fields: Any,
+) -> Attention:
+    """Softmax attention whose linears have these names: q, k, v, out; or qkv, out.
+
+    ``biases``: of q, k, v, and of the output. ``kv_heads``: None for as many. ``dropout``: its probability's key."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    width = head_dim or width_of_head(config)
+    q, kv = heads * width, (kv_heads or heads) * width
+    outputs = (q + 2 * kv,) if len(names) == 2 else (q, kv, kv)
+    into = tuple(
+        Linear(name=name, inputs=hidden, outputs=size, bias=biases[0])
+        for name, size in zip(names[:-1], outputs, strict=True)
+    )
+    return Attention(
+        num_heads=heads,
+        num_kv_heads=kv_heads or heads,
+        head_dim=width,
+        linears=(*into, Linear(name=names[-1], inputs=q, outputs=hidden, bias=biases[1])),
+        dropout=bool(dropout) and config.drops(dropout, nullable=True),
+        **fields,
+    )
+
+
+def rotary(config: Config, width: int, key: str = "partial_rotary_factor") -> dict[str, Any]:
+    """Fields of an attention that turns int(head_dim × factor) elements of each head and joins the rest by ``cat``."""
+    factor = rotary_factor(config) if key == "partial_rotary_factor" else own_factor(config, key)
+    return {"rotary": "concatenated", "rotary_dim": turning(config, key, factor, width)}
+
+
+def own_factor(config: Config, key: str) -> float:
+    """The factor of rope_parameters (rope_scaling in older files), or else the class's own key beside it."""
+    for section in ("rope_scaling", "rope_parameters"):
+        values = config.keys.get(section)
+        if isinstance(values, Mapping) and values:
+            factor = values.get("partial_rotary_factor", config.value(key))
+            break
+    else:
+        factor = config.value(key)
+    return share(config, key, factor)
+
+
+def plain_feed_forward(
+    family: Family, config: Config, names: tuple[str, str], width: int, bias: bool, act: str = ""
+) -> list[FeedForward]:
+    """The same feed-forward without gate in every layer; ``act``: where the class names no other."""
+    hidden = config.integer("hidden_size")
+    up = Linear(name=names[0], inputs=hidden, outputs=width, bias=bias)
+    down = Linear(name=names[1], inputs=width, outputs=hidden, bias=bias)
+    layer = FeedForward(
+        intermediate=width, activation=act or activation(family, config), gated=False, linears=(up, down)
+    )
+    return [layer] * config.integer("num_hidden_layers")
+
+
+def plain(
+    up: str, down: str, width: str = "intermediate_size", bias: str | bool = True
+) -> Callable[[Family, Config], list[FeedForward]]:
+    """The same, of modules with these names; ``width`` is a key, for 4 h where null is its default, ``bias`` may be."""
+
+    def layers(family: Family, config: Config) -> list[FeedForward]:
+        size = inner(config, width) if config.defaults[width] is None else config.integer(width)
+        return plain_feed_forward(
+            family, config, (up, down), size, config.flag(bias) if isinstance(bias, str) else bias
+        )
+
+    return layers
+
+
+def inner(config: Config, key: str) -> int:
+    """The width of a feed-forward; null is 4 h."""
+    return config.optional_integer(key) or 4 * config.integer("hidden_size")
+
+
+def with_layers(spec: ModelSpec, **fields: Any) -> ModelSpec:
+    """The same model, with these fields of ``Layer`` in every layer."""
+
+    def changed(layer: Layer) -> Layer:
+        return layer.model_copy(update=fields)
+
+    runs = tuple(run.but(layer=changed(run.layer)) for run in spec.runs)
+    return spec.but(runs=runs)
+
+
+def learned_positions(spec: ModelSpec, positions: int, dropout: bool) -> ModelSpec:
+    """A table of positions, added to the embedding's output."""
+    table = Part(tensors=(Bare(name="wpe", shape=(positions, spec.hidden_size)),), category="pos_or_other_embed")
+    front = ("positions", "dropout") if dropout else ("positions",)
+    return spec.but(extra=(table,), front=front)
+
+
+def common_name(raw: Config) -> Config:
+    """The same config with ``n_embed``, which its class prefers to hidden_size, under the common name."""
+    if raw.keys.get("n_embed") is None:
+        return raw
+    keys = {key: value for key, value in raw.keys.items() if key != "n_embed"}
+    return Config({**keys, "hidden_size": raw.keys["n_embed"]}, raw.name, raw.source)
 
 
 def starcoder2_attention(family: Family, config: Config, window: int | None) -> Attention:

@@ -4,7 +4,7 @@ One row a family, as transformers 5.23 builds it (``models/<type>/configuration_
 
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family
-from memplan.arch.layer_norm_parts import (
+from memplan.arch.layer_norm import (
     GPT_NAMES,
     attention_of,
     inner,

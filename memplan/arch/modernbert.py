@@ -6,7 +6,7 @@ window of local_attention tokens is a half to either side, which is what its mas
 from memplan.arch.attention import FULL, SLIDING
 from memplan.arch.config import Config, shown
 from memplan.arch.decoder import Family
-from memplan.arch.layer_norm_parts import ACTIVATIONS, attention_of, row, with_layers
+from memplan.arch.layer_norm import ACTIVATIONS, attention_of, row, with_layers
 from memplan.arch.reading import kinds_of_layers
 from memplan.arch.towers import layer_norm
 from memplan.spec.encoders import Pooler

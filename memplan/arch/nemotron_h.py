@@ -5,7 +5,7 @@ from memplan.arch import attention, reading
 from memplan.arch.config import Config, shown
 from memplan.arch.decoder import Family, build, softmax_attention
 from memplan.arch.hybrid import LINEAR
-from memplan.arch.layer_norm_parts import ACTIVATIONS
+from memplan.arch.layer_norm import ACTIVATIONS
 from memplan.arch.routed import ROUTER_LOSS, experts_per_token, sigmoid_routing
 from memplan.arch.state_space import DualKeys, dual, served_itemsize, with_kernel_note
 from memplan.spec.layer import AnyMixer

@@ -7,7 +7,7 @@ from functools import partial
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import PRE_NORMS, Family
-from memplan.arch.layer_norm_parts import GPT_NAMES, attention_of, plain, rotary, row, with_layers
+from memplan.arch.layer_norm import GPT_NAMES, attention_of, plain, rotary, row, with_layers
 from memplan.arch.reading import width_of_head
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention, Norm

@@ -6,7 +6,7 @@ published checkpoints, with their source."""
 
 from collections.abc import Callable
 
-from memplan.arch import patch_towers, tile_towers, tower_kinds, towers
+from memplan.arch import patch_towers, tile_towers, towers
 from memplan.arch.config import Config
 from memplan.arch.projector_keys import (
     Made,
@@ -34,7 +34,7 @@ def llava_kind(
     config: Config, vision: Config, text: ModelSpec, default: int, newline: bool
 ) -> tuple[Encoder, Part, int]:
     """Encoder, projector and used blocks of LLaVA, LLaVA-NeXT and LLaVA-OneVision."""
-    encoder = tower_kinds.auto_tower(vision, "clip_vision_model" if default == -2 else "siglip_vision_model")
+    encoder = towers.auto_tower(vision, "clip_vision_model" if default == -2 else "siglip_vision_model")
     layers = feature_layers(config, default)
     used = deepest(config, layers, sum(run.count for run in encoder.runs))
     line = (Bare(name="image_newline", shape=(text.hidden_size,)),) if newline else ()
@@ -77,7 +77,7 @@ def llava_onevision(config: Config, vision: Config, text: ModelSpec) -> Made:
 
 def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Gemma 3: pooled to a fixed number of tokens, a norm, a product with a parameter."""
-    encoder = tower_kinds.auto_tower(vision, "siglip_vision_model")
+    encoder = towers.auto_tower(vision, "siglip_vision_model")
     tokens = integer(config, "mm_tokens_per_image", 256)
     projector = Part(
         tensors=(Bare(name="mm_input_projection_weight", shape=(encoder.width, text.hidden_size)),),
@@ -88,7 +88,7 @@ def gemma3(config: Config, vision: Config, text: ModelSpec) -> Made:
 
 def paligemma(config: Config, vision: Config, text: ModelSpec) -> Made:
     """PaliGemma: one linear module."""
-    encoder = tower_kinds.auto_tower(vision, "siglip_vision_model")
+    encoder = towers.auto_tower(vision, "siglip_vision_model")
     width = integer(config, "projection_dim", 2048)
     linear = Linear(name="linear", inputs=encoder.width, outputs=width, bias=True)
     rule = square(encoder, encoder.rows * encoder.columns)
@@ -209,7 +209,7 @@ def idefics3(config: Config, vision: Config, text: ModelSpec) -> Made:
 
 def internvl(config: Config, vision: Config, text: ModelSpec) -> Made:
     """At most 12 tiles and a thumbnail: preprocessor_config.json of OpenGVLab/InternVL3-8B-hf."""
-    encoder = tower_kinds.internvit(vision)
+    encoder = towers.internvit(vision)
     factor = int(1 / share(config, "downsample_ratio", config.keys.get("downsample_ratio", 0.5)))
     merged, h = encoder.width * factor**2, text.hidden_size
     linears = (
@@ -235,7 +235,7 @@ SEVERAL = (
 
 def mistral3(config: Config, vision: Config, text: ModelSpec) -> Made:
     """Longest side: the tower's image_size, as processor_config.json of Mistral-Small-3.1 has it."""
-    encoder = tower_kinds.auto_tower(vision, "pixtral")
+    encoder = towers.auto_tower(vision, "pixtral")
     factor, layers = integer(config, "spatial_merge_size", 2), feature_layers(config, -1)
     merge = Linear(name="merging_layer", inputs=encoder.width * factor**2, outputs=encoder.width)
     linears = (merge, *two_linears(config, encoder.width * len(layers), text.hidden_size, default_bias=False))

@@ -4,7 +4,7 @@
 from memplan.arch import attention
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, activation, rotary_factor
-from memplan.arch.layer_norm_parts import with_layers
+from memplan.arch.layer_norm import with_layers
 from memplan.arch.reading import quotient, width_of_head
 from memplan.arch.state_space import convolution
 from memplan.spec.layer import AnyMixer

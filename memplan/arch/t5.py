@@ -10,7 +10,7 @@ from functools import partial
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, build
 from memplan.arch.encoders import both_stacks, pooled
-from memplan.arch.layer_norm_parts import ACTIVATIONS, row
+from memplan.arch.layer_norm import ACTIVATIONS, row
 from memplan.spec.encoders import Encoder
 from memplan.spec.layer import Layer, Run
 from memplan.spec.model import ModelSpec

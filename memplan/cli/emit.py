@@ -33,10 +33,9 @@ def emit(values: Mapping[str, Any]) -> int:
     """Resolve, write, read back; files, a diff, or text on the screen."""
     from memplan.frameworks.accelerate.write import SCRIPT
     from memplan.frameworks.emit.onto import changed
-    from memplan.frameworks.emit.planned import emit_plan, plans_of
     from memplan.frameworks.emit.read_back import asked
     from memplan.frameworks.emit.writing import emit as emit_files
-    from memplan.frameworks.emit.writing import not_fitting, write_files
+    from memplan.frameworks.emit.writing import emit_plan, not_fitting, plans_of, write_files
     from memplan.frameworks.registry import find_framework, frameworks
     from memplan.spec.option_words import option_words
 

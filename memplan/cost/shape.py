@@ -6,7 +6,7 @@ from memplan.cost.again import Repeated, repeated
 from memplan.cost.products import Eight, eight_of
 from memplan.cost.traffic import expert_parts, rings
 from memplan.cost.work import ModelWork
-from memplan.engine.layers.moe.expert_loop import FAMILIES as LOOPING
+from memplan.engine.layers.moe.experts import FAMILIES as LOOPING
 from memplan.engine.tensors import expert_ranks
 from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter

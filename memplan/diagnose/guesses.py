@@ -6,8 +6,8 @@ from math import isqrt
 from typing import Any
 
 from memplan.diagnose import readings
+from memplan.diagnose.messages import Printed
 from memplan.diagnose.phases import Place
-from memplan.diagnose.sizes import Printed
 from memplan.errors import MemplanError
 from memplan.models import load_model
 from memplan.presets import find_preset, model_names

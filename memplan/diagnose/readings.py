@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
-from memplan.diagnose.sizes import LARGE, TYPES, Printed, tensor_of
+from memplan.diagnose.messages import LARGE, TYPES, Printed, tensor_of
 from memplan.engine.tensors import Weight, model_weights
 from memplan.report import LedgerRow, Report
 from memplan.spec.groups import Quantised

@@ -34,7 +34,7 @@ def tail_forward(
         if spec.streams > 1:
             inputs.append(x)
             del x  # ``inputs`` hands it on, so that streams can be let go of one by one
-            from memplan.engine.layers.gemma3n_ends import averaged
+            from memplan.engine.layers.gemma3n_layer import averaged
             from memplan.engine.layers.hyper_connections import closed
 
             x = (closed if spec.runs[0].layer.form == "hyper" else averaged)(p, spec, inputs, locals_held)

@@ -32,7 +32,7 @@ def beside_layers(run: PassRun, x: Tensor) -> Tensor:
     run.handed = list(p.shared)
     if "streams" not in forms:
         return x
-    from memplan.engine.layers.gemma3n_ends import stacked
+    from memplan.engine.layers.gemma3n_layer import stacked
 
     made = [x]
     x = stacked(p, spec, made)

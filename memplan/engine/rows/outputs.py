@@ -63,7 +63,7 @@ def enter_choices(ledger: Ledger, traced: TracedPass) -> None:
     makers = [getattr(run.layer.mixer, "indexer", None) is not None for run in plan.spec.runs for _ in range(run.count)]
     chosen = sum(makers[:-1]) if waits else 1
 
-    from memplan.engine.layers.attention.sparse_indexer import INT32
+    from memplan.engine.layers.attention.mla import INT32
 
     size = plan.rows * plan.length * min(topk[0], plan.length) * INT32
     ledger.add(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memplan.arch.layer_norm_parts import GPT_NAMES
+from memplan.arch.layer_norm import GPT_NAMES
 from memplan.frameworks.base import Draft, Keys
 from memplan.models import model_config
 

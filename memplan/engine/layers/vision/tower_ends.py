@@ -8,15 +8,20 @@ from memplan.engine.layers.modules import Mode, Pass
 from memplan.engine.layers.quantised_linear import product_itemsize
 from memplan.engine.layers.vision.gemma4_tower import averaged_by_position, picked_by_position
 from memplan.engine.layers.vision.idefics2_perceiver import perceived
-from memplan.engine.layers.vision.llava_tiles import adapted, anyres, averaged, connected, connected_held, patch_merger
 from memplan.engine.layers.vision.patch_embedding import embed_patches
 from memplan.engine.layers.vision.projector import (
     Joint,
     Projection,
+    adapted,
+    anyres,
+    averaged,
+    connected,
+    connected_held,
     convolved,
     linear,
     llava,
     merged,
+    patch_merger,
     pooled,
     scatter,
     shuffled,
