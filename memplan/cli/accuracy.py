@@ -6,18 +6,12 @@ from typing import Any
 from memplan.cli import output
 from memplan.cli.edge import warn
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE
 
 HELP = """How far estimates are from truth: measured training steps, by family, method, sharding, meter and phase.
 
 Example: memplan accuracy --check
 """
-
-
-def parameters() -> list[Parameter]:
-    """Truth files, whether to hold the bounds, and where the tables go."""
-    return [argument("paths", "FILE", list[str]), option("check", bool, "--check"), *output.parameters()]
 
 
 def accuracy(values: Mapping[str, Any]) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from memplan.cli import options
 from memplan.cli.edge import note
 from memplan.cli.output import Output, Result, check_place, write_report
-from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, UsageError
 from memplan.spec.gpu import Calibration, EngineConstants
 
@@ -23,21 +22,6 @@ log of an engine (vLLM, with --gpu) tells its own constants: profile run, graphs
 
 Example: memplan calibrate train.log --job train.yaml --gpu h100-80gb -o rates.json
 """
-
-
-def parameters() -> list[Parameter]:
-    """RUNs, a speed typed in with its job, and where the file goes."""
-    rest = [each for each in options.parameters() if each.name not in ("target", "calibration")]
-    return [
-        argument("runs", "RUN …", list[str]),
-        option("of_job", str, "--job", metavar="MODEL"),
-        option("step_seconds", str, "--step-seconds", metavar="S"),
-        option("tokens_per_second", str, "--tokens-per-second", metavar="N"),
-        *rest,
-        option("calibration_to", str, "--output", "-o", metavar="FILE"),
-        option("force", bool, "--force"),
-        option("json", bool, "--json"),
-    ]
 
 
 def calibrate(values: Mapping[str, Any]) -> int:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options
 from memplan.cli.edge import one_line, warn
-from memplan.cli.output import HTML, check_place, page_place, print_text, write_report
-from memplan.cli.parameters import Parameter, argument, option
+from memplan.cli.output import check_place, page_place, print_text, write_report
 from memplan.errors import UsageError, did_you_mean, printable_json
 from memplan.lang import said
 
@@ -28,24 +27,6 @@ named or of the one that the log tells of. Example: memplan check --log vllm.log
 FORMS = ("text", "github", "json", "markdown", "junit", "sarif", "html")
 ENDINGS = {".json": "json", ".md": "markdown", ".xml": "junit", ".sarif": "sarif", ".html": "html"}
 """What the name of a file to write says."""
-
-
-def parameters() -> list[Parameter]:
-    """FILEs, the options of a job, and the form of the answer."""
-    rest = [parameter for parameter in options.parameters() if parameter.name != "target"]
-    return [
-        argument("files", "FILE …", list[str]),
-        *rest,
-        option("json", bool, "--json"),
-        option("form", str, "--format", metavar="FORM"),
-        option("reports", list[str], "--output", "-o", metavar="FILE"),
-        HTML,
-        option("force", bool, "--force"),
-        option("quiet", bool, "--quiet", "-q"),
-        option("skip_others", bool, "--skip-others"),
-        option("play", bool, "--play"),
-        option("log", str, "--log", metavar="FILE"),
-    ]
 
 
 def check(values: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from memplan import __version__
-from memplan.cli.parameters import Parameter
+from memplan.cli.parameters import Parameter, parameters_of
 from memplan.cli.said_help import SaidHelp, write_rows
 from memplan.errors import UsageError, did_you_mean, nearest
 from memplan.tables.texts import texts_by_name
@@ -155,7 +155,7 @@ def make(name: str, arguments: list[str] | None = None) -> Any:
 
     module = import_module(f"memplan.cli.{name}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    parameters = module.parameters()
+    parameters = parameters_of(name, _keys)
     shows_help = arguments is None or bool(help_words(arguments))
     if arguments is not None and not shows_help:
         arguments[:] = plain_flags(arguments, parameters, spelling)
@@ -171,6 +171,13 @@ def make(name: str, arguments: list[str] | None = None) -> Any:
         if kinds.get(each.name) in (str, list[str]):
             each.get_runtime_param = Words
     return command
+
+
+def _keys() -> list[Parameter]:
+    """The options that are keys of a job."""
+    from memplan.cli.options import job_options
+
+    return [Parameter(of.parameter, str if of.metavar else bool, of.written, of.metavar) for of in job_options()]
 
 
 class Words:

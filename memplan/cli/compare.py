@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from memplan.cli import options, output
 from memplan.cli.edge import warn
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from memplan.render.progress import spinner
 from memplan.spec.reading import JobInput, canonical_key
@@ -26,25 +25,6 @@ CONTRADICTED = ("vary", "methods", "strategies", "add", "all_")
 """By ``--grid``, whose file says what varies."""
 OF_STRATEGIES = ("strategies", "add", "all_")
 """They say which strategies, of which only one job has any."""
-
-
-def parameters() -> list[Parameter]:
-    """MODELs, the options of a job, what varies, a file of strategies or a sweep, and where the result goes."""
-    return [
-        argument("targets", "MODEL …", list[str]),
-        *(parameter for parameter in options.parameters() if parameter.name not in ("target", "num_gpus")),
-        option("num_gpus", list[str], "--num-gpus", metavar="N"),
-        option("vary", list[str], "--vary", metavar="KEY=A,B"),
-        option("methods", str, "--methods", metavar="LIST"),
-        option("strategies", str, "--strategies", metavar="FILE"),
-        option("add", list[str], "--add", metavar="LIST"),
-        option("all_", bool, "--all"),
-        option("grid", str, "--grid", metavar="FILE"),
-        option("part", str, "--part", metavar="I/N"),
-        option("processes", str, "--processes", "--workers", metavar="N"),
-        output.HTML,
-        *output.parameters(),
-    ]
 
 
 def compare(values: Mapping[str, Any]) -> int:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError, did_you_mean
 
 HELP = """A script that completes commands, options and their choices in a shell, without starting memplan.
@@ -16,11 +15,6 @@ Example: memplan completion fish > ~/.config/fish/completions/memplan.fish
 """
 ASSIGNING = ("--set", "--fix", "--vary")
 """Options whose value is key=value."""
-
-
-def parameters() -> list[Parameter]:
-    """SHELL."""
-    return [argument("shell", "SHELL")]
 
 
 def completion(values: Mapping[str, Any]) -> int:

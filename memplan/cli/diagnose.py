@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError, printable
 from memplan.files import instead_of_missing
 
@@ -24,11 +23,6 @@ Examples: memplan diagnose train.log; memplan diagnose - llama-3.1-8b --method d
 """
 MOST = 200_000_000
 """Bytes of a log that are looked at: of a longer one, the end."""
-
-
-def parameters() -> list[Parameter]:
-    """TEXT, the job behind it, and what to do with the answer."""
-    return [argument("text", "TEXT"), *options.parameters(), output.HTML, *output.parameters()]
 
 
 def diagnose(values: Mapping[str, Any]) -> int:

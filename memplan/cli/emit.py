@@ -8,7 +8,6 @@ from typing import Any
 from memplan.cli import options
 from memplan.cli.edge import note, warn
 from memplan.cli.output import print_text
-from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, EXIT_USAGE, UsageError
 
 HELP = """Ready-to-run files of a job for a framework: its arguments, how it is launched, the environment.
@@ -16,17 +15,6 @@ HELP = """Ready-to-run files of a job for a framework: its arguments, how it is 
 JOB is a job, a preset, a plan's JSON, or another framework's file. What the framework cannot say is an error.
 Example: memplan emit trl simpo-8b-8xh100 --trainer trl -o run/; memplan emit trl job.yaml --onto train.yaml
 """
-
-
-def parameters() -> list[Parameter]:
-    """FRAMEWORK, JOB, the options of a job, and where the files go."""
-    return [
-        argument("framework_", "FRAMEWORK"),
-        *options.parameters(),
-        option("folder", str, "--output", "-o", metavar="DIR"),
-        option("onto", str, "--onto", metavar="FILE"),
-        option("force", bool, "--force"),
-    ]
 
 
 def emit(values: Mapping[str, Any]) -> int:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from memplan.cli import options, output
 from memplan.cli.edge import note, warn
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, EXIT_USAGE, UsageError, printable
 from memplan.presets import find_preset, model_names
 from memplan.render.progress import spinner
@@ -24,27 +23,6 @@ With a model and a card alone: full fine-tuning, LoRA and QLoRA, and how long a 
 Examples: memplan estimate qwen3-8b --gpu 4090; memplan estimate llama-3.1-8b --method dpo --gpu h100-80gb;
 memplan estimate job.yaml --json
 """
-
-
-def parameters() -> list[Parameter]:
-    """MODEL, the options of a job, and what to do with the report."""
-    return [
-        *options.parameters(),
-        option("explain", bool, "--explain"),
-        option("ranks", bool, "--ranks"),
-        option("rule_of_thumb", bool, "--rule-of-thumb"),
-        option("fail_over", bool, "--fail-over"),
-        option("verify", bool, "--verify"),
-        option("exact", bool, "--exact"),
-        option("play", bool, "--play"),
-        option("how_sure", bool, "--how-sure"),
-        option("quiet", bool, "--quiet", "-q"),
-        option("verbose", bool, "--verbose", "-v"),
-        option("summary", bool, "--summary"),
-        option("timeline", bool, "--timeline"),
-        output.HTML,
-        *output.parameters(),
-    ]
 
 
 EVERYTHING = ("explain", "ranks", "how_sure", "timeline")

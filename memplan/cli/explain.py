@@ -7,7 +7,6 @@ from typing import Any
 from memplan.cli import options, output
 from memplan.cli.estimate import report_of
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError
 from memplan.spec.job import Job
 from memplan.spec.reading import canonical_key
@@ -16,11 +15,6 @@ HELP = """What a term of a report is: formula, lifetime, what divides it, source
 
 Examples: memplan explain optimizer-states; memplan explain logits llama-3.1-8b --method simpo
 """
-
-
-def parameters() -> list[Parameter]:
-    """TERM, perhaps MODEL and the options of a job, and where the result goes."""
-    return [argument("term", "TERM"), *options.parameters(), *output.parameters()]
 
 
 def explain(values: Mapping[str, Any]) -> int:

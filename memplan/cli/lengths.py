@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli.edge import note, warn
 from memplan.cli.output import Output, Result, check_place
-from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
@@ -21,19 +20,6 @@ Nothing leaves this machine. Columns: messages, conversations, prompt and comple
 
 Example: memplan lengths train.jsonl --tokenizer models/llama -o lengths.txt
 """
-
-
-def parameters() -> list[Parameter]:
-    """DATASET, its tokenizer, its columns, and where the file goes."""
-    return [
-        argument("dataset", "DATASET"),
-        option("tokenizer", str, "--tokenizer", metavar="DIR"),
-        option("columns", str, "--columns", metavar="NAMES"),
-        option("no_template", bool, "--no-template"),
-        option("lengths_to", str, "--output", "-o", metavar="FILE"),
-        option("force", bool, "--force"),
-        option("json", bool, "--json"),
-    ]
 
 
 def lengths(values: Mapping[str, Any]) -> int:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from memplan.cli.parameters import Parameter, argument, option
 from memplan.errors import EXIT_DONE, UsageError
 
 HELP = """A server of the Model Context Protocol on standard input and output: estimate, check, plan, diagnose, explain.
@@ -13,11 +12,6 @@ It reads files of the FOLDERs alone (the working directory where none is named) 
 Example: memplan mcp configs --timeout 120
 """
 TIMEOUT_S = 60.0
-
-
-def parameters() -> list[Parameter]:
-    """FOLDERs, and the time of a call."""
-    return [argument("folders", "FOLDER …", list[str]), option("timeout", str, "--timeout", metavar="SECONDS")]
 
 
 def mcp(values: Mapping[str, Any]) -> int:

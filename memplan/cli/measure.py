@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from memplan.cli import options, output
 from memplan.cli.edge import warn
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DONE, MemplanError, UsageError
 from memplan.render.progress import Progress
 
@@ -21,20 +20,6 @@ It needs memplan[trace], and runs on one GPU, on several under torchrun or accel
 
 Example: memplan measure llama-3.2-1b --method dpo --output dpo.json
 """
-
-
-def parameters() -> list[Parameter]:
-    """MODEL, the options of a job, how to run it, and where the result goes."""
-    return [
-        *options.parameters(),
-        option("steps", int, "--steps", metavar="N"),
-        option("weights", str, "--weights", metavar="WHERE"),
-        option("snapshot", str, "--snapshot", metavar="FILE"),
-        option("find_max", bool, "--find-max"),
-        option("cpu", bool, "--cpu"),
-        output.HTML,
-        *output.parameters(),
-    ]
 
 
 PATIENCE = 5.0

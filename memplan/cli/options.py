@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from memplan.cli.flags import LORA_B_BIAS
-from memplan.cli.parameters import Parameter, argument, option
 from memplan.clusters import find_cluster
 from memplan.errors import InvalidJob, UsageError
 from memplan.spec.job import Job
@@ -116,20 +115,6 @@ def _metavar(owner: type[Job] | type[Lora] | type[Rollout], key: str) -> str:
         return "NAME"
     kinds = str(owner.model_fields[key].annotation)
     return "TEXT" if "str" in kinds else "N" if "int" in kinds else "X" if "float" in kinds else "TEXT"
-
-
-def parameters() -> list[Parameter]:
-    """MODEL and the options of a job."""
-    made = [
-        option(row.parameter, str if row.metavar else bool, *row.written, metavar=row.metavar or None)
-        for row in job_options()
-    ]
-    files = [
-        option("with_", list[str], "--with", metavar="FILE"),
-        option("without", list[str], "--without", metavar="KEY"),
-        option("framework", str, "--framework", metavar="NAME"),
-    ]
-    return [argument("target", "MODEL"), *made, option("set_", list[str], "--set", metavar="KEY=VALUE"), *files]
 
 
 def read_given(values: Mapping[str, Any]) -> "JobInput":

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memplan.cli.parameters import Parameter, option
 from memplan.errors import UsageError, did_you_mean, printable, printable_json
 from memplan.lang import ENGLISH, use
 from memplan.units import pairs_of
@@ -122,20 +121,6 @@ class Output(NamedTuple):
             return text.plain(result.view(text.PIPED_WIDTH))
         width = text.screen_width()
         return text.screen_text(result.view(width), width)
-
-
-def parameters() -> list[Parameter]:
-    """The options that say where a result goes."""
-    return [
-        option("json", bool, "--json"),
-        option("format_", str, "--format", metavar="FORM"),
-        option("output", str, "--output", "-o", metavar="FILE"),
-        option("force", bool, "--force"),
-    ]
-
-
-HTML = option("html", str, "--html", metavar="FILE")
-"""The page beside the result, of a command that has one."""
 
 
 def read_output(values: Mapping[str, Any], default: str = "table", draws: bool = False, shows: bool = False) -> Output:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from memplan.cli import options, output
 from memplan.cli.edge import note, warn
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DOES_NOT_FIT, EXIT_DONE, UsageError, did_you_mean
 from memplan.render.progress import Bar
 
@@ -21,24 +20,6 @@ Example: memplan plan llama-3.1-8b --method dpo --gpu h100-80gb --num-gpus 8 --f
 MOST_PRICE = 1e6
 JOB_FORMS = ("yaml", "table")
 """Forms in which a file holds the best plan's job, for estimate to read."""
-
-
-def parameters() -> list[Parameter]:
-    """MODEL, the options of a job, those of the search, and where the result goes."""
-    return [
-        *options.parameters(),
-        option("fix", list[str], "--fix", metavar="KEY=VALUE"),
-        option("allow", str, "--allow", metavar="LIST"),
-        option("top", str, "--top", metavar="N"),
-        option("budget", str, "--budget", metavar="SIZE"),
-        option("pareto", bool, "--pareto"),
-        option("min_gpus", bool, "--min-gpus"),
-        option("smallest_card", bool, "--smallest-card"),
-        option("maximize", str, "--maximize", metavar="KEY"),
-        option("price", str, "--price", metavar="P"),
-        output.HTML,
-        *output.parameters(),
-    ]
 
 
 def plan(values: Mapping[str, Any]) -> int:

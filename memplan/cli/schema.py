@@ -5,7 +5,6 @@ from typing import Any
 
 from memplan.cli import output
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError, did_you_mean
 from memplan.render.blocks import Prose
 
@@ -15,11 +14,6 @@ Example: memplan schema report
 """
 KINDS = ("job", "report", "compare", "plan", "check", "timeline")
 """``timeline`` is what --timeline adds to a report."""
-
-
-def parameters() -> list[Parameter]:
-    """WHAT, and where the schema goes."""
-    return [argument("what", "WHAT"), *output.parameters()]
 
 
 def schema(values: Mapping[str, Any]) -> int:

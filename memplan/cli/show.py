@@ -5,7 +5,6 @@ from typing import Any
 
 from memplan.cli import output
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, argument
 from memplan.errors import EXIT_DONE, UsageError, did_you_mean
 from memplan.render.catalogue import LISTS, list_table
 
@@ -13,11 +12,6 @@ HELP = f"""List what memplan knows: {", ".join(LISTS)}.
 
 Example: memplan show gpus
 """
-
-
-def parameters() -> list[Parameter]:
-    """WHAT, and where the list goes."""
-    return [argument("what", "WHAT"), *output.parameters()]
 
 
 def show(values: Mapping[str, Any]) -> int:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from memplan.cli import options, output
 from memplan.cli.output import Result
-from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DONE
 from memplan.render.progress import Progress
 from memplan.spec.reading import JobInput
@@ -22,14 +21,6 @@ wrote (torch.cuda.memory._dump_snapshot) instead, with or without MODEL; nothing
 
 Example: memplan trace llama-3.2-1b --method dpo --compare
 """
-
-
-SNAPSHOT = option("snapshot_", str, "--snapshot", metavar="FILE")
-
-
-def parameters() -> list[Parameter]:
-    """MODEL, the options of a job, and what to do with the trace."""
-    return [*options.parameters(), option("compare", bool, "--compare"), SNAPSHOT, output.HTML, *output.parameters()]
 
 
 def trace(values: Mapping[str, Any]) -> int:

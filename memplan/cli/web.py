@@ -6,7 +6,6 @@ from ipaddress import ip_address
 from typing import Any
 
 from memplan.cli.edge import note, warn
-from memplan.cli.parameters import Parameter, option
 from memplan.errors import EXIT_DONE, UsageError
 
 HELP = """A page with a form that answers as one types, on this machine; beside it a JSON API: /api/estimate, /api/plan,
@@ -15,17 +14,6 @@ HELP = """A page with a form that answers as one types, on this machine; beside 
 Example: memplan web --open
 """
 HOST, PORT, TIMEOUT_S = "127.0.0.1", 8080, 60.0
-
-
-def parameters() -> list[Parameter]:
-    """Where it listens, and what it may do."""
-    return [
-        option("host", str, "--host", metavar="ADDRESS"),
-        option("port", str, "--port", metavar="PORT"),
-        option("open_", bool, "--open"),
-        option("hub", bool, "--hub"),
-        option("timeout", str, "--timeout", metavar="SECONDS"),
-    ]
 
 
 def web(values: Mapping[str, Any]) -> int:
