@@ -89,7 +89,7 @@ def test_under_fsdp2_the_other_ranks_divide_states() -> None:
         (TWO | {"model": "llama-3.2-1b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the tied"),
         (TWO | {"model": "qwen3-30b-a3b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with experts"),
         (TWO | {"lora": {"r": 8}}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with adapters"),
-        (TWO | {"trainer": "trl"}, "loss_head: fused with tensor_parallel is not modelled"),
+        (TWO | {"trainer": "trl", "method": "simpo", "loss_head": "log-softmax"}, "loss_head: log-softmax with t"),
         (TWO | {"trainer": "trl", "method": "dpo"}, "tensor_parallel: 2 with TRL is not modelled with a reference"),
         (TWO | {"trainer": "trl", "method": "grpo"}, "tensor_parallel: 2 with TRL is not modelled with method grpo"),
         ({"num_gpus": 8, "tensor_parallel": 8}, "tensor_parallel: 8 with Hugging Face Trainer is not modelled with 4"),
@@ -99,6 +99,23 @@ def test_what_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob) as caught:
         of(**given)
     assert caught.value.message.startswith(message)
+
+
+def test_a_head_whose_weight_the_loss_reads_is_counted_whole() -> None:
+    """TRL's fused head takes ``weight.full_tensor()``: traced 89453568, 93617152 and 22075904 bytes."""
+    phases = of(**TWO, trainer="trl").per_gpu.phases
+    for name, size in zip(("forward", "backward", "step"), (89453568, 93617152, 22075904), strict=True):
+        assert 1 <= phases[name] / size < 1.1
+
+
+def test_sequences_are_shared_beside_products() -> None:
+    """Axolotl's examples/distributed-parallel: FSDP2, tensor and context parallelism of two ranks each."""
+    job = {"model": "llama-3.1-8b", **FULL, "sharding": "fsdp2", "precision": "bf16-amp", "num_gpus": 8}
+    job |= {"tensor_parallel": 2, "attention": "flash", "sequence_length": 8192}
+    both = of(**job, context_parallel=2, context_exchange="gathered")
+    assert both.per_gpu.allocated_bytes < of(**job).per_gpu.allocated_bytes
+    with pytest.raises(InvalidJob, match="tensor_parallel: 2 with Hugging Face Trainer and sharding fsdp2"):
+        of(**job, context_parallel=2)
 
 
 @pytest.fixture
@@ -179,3 +196,27 @@ def test_accelerates_size_divides_no_model(
                           "gradient_checkpointing": "full"})  # fmt: skip
         found = json.loads(out)["per_gpu"]["allocated_bytes"]
         assert 1 <= found / alone.per_gpu.allocated_bytes < 1.15, "as replicas, which sum gradients once more"
+
+
+AXOLOTL = """base_model: meta-llama/Llama-3.1-8B
+datasets: [{path: a/b, type: alpaca}]
+sequence_len: 8192
+micro_batch_size: 1
+num_epochs: 1
+optimizer: adamw_torch_fused
+bf16: true
+flash_attention: true
+gradient_checkpointing: true
+context_parallel_size: 2
+fsdp_version: 2
+fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP, transformer_layer_cls_to_wrap: LlamaDecoderLayer}
+"""
+
+
+@pytest.mark.parametrize(("more", "tensor"), [("", 1), ("dp_shard_size: 2\ntensor_parallel_size: 2\n", 2)])
+def test_axolotls_ranks_gather_keys(tmp_path: Path, run: Run, more: str, tensor: int) -> None:
+    """ring-flash-attention's llama3 (monkeypatch/ring_attn/patch.py), where accelerate's own takes sdpa."""
+    path = tmp_path / "axolotl.yaml"
+    path.write_text(AXOLOTL + more)
+    job = json.loads(run("estimate", str(path), "--num-gpus", "8", "--json")[1])["job"]
+    assert (job["tensor_parallel"], job["context_parallel"], job["context_exchange"]) == (tensor, 2, "gathered")

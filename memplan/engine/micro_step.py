@@ -68,7 +68,7 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
 
 def shares_of(recipe: Recipe) -> Literal["ring", "ulysses", "gathered"]:
     """How ranks that share a sequence do in attention."""
-    how = recipe.trainer.parallelism.sequence
+    how = "gathered" if recipe.parallel.gathers_keys else recipe.trainer.parallelism.sequence
     how = "ulysses" if how == "accelerate" and recipe.zero_stage >= 0 else how
     return how if how in ("ulysses", "gathered") else "ring"
 

@@ -19,6 +19,7 @@ from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
+from memplan.tables.loss_heads import READS_WEIGHT
 from memplan.units import ceil_div
 
 
@@ -111,6 +112,7 @@ def _of_rank(recipe: Recipe) -> Recipe:
     own = Parallel(
         tensor=degrees.tensor, pipeline=degrees.pipeline, stage=degrees.stage, expert=degrees.expert,
         expert_tensor=degrees.expert_tensor, whole_stream=degrees.whole_stream,
+        whole_head=degrees.whole_stream and recipe.loss.head in READS_WEIGHT,
     )  # fmt: skip
     return recipe._replace(model=part_of(recipe.model, own), batch=batch)
 

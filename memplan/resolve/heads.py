@@ -7,6 +7,7 @@ from memplan.resolve.notes import Notes
 from memplan.resolve.storage import Split, Stored
 from memplan.spec.groups import Loss, LossCode
 from memplan.spec.job import Job
+from memplan.tables.loss_heads import READS_WEIGHT
 from memplan.tables.methods import Method
 from memplan.tables.trainer import Trainer, by_method, names_method
 from memplan.tables.trainers import SHOWN_HEADS
@@ -229,9 +230,8 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
 
 def _check_tiled(name: str, job: Job, trainer: Trainer, stored: Stored, split: Split) -> None:
     """Where DeepSpeed's tiles of logits run: they tell its ZeRO alone when a weight's gradient is whole."""
-    if whole_streams(job, trainer) and name not in ("cross-entropy", "selective"):
-        raise InvalidJob(f"loss_head: {name} with tensor_parallel is not modelled: the head is gathered, or its logits",
-                         "use loss_head cross-entropy (TRL's loss_type nll), or selective")  # fmt: skip
+    if whole_streams(job, trainer) and name not in ("cross-entropy", "selective", *READS_WEIGHT):
+        raise InvalidJob(f"loss_head: {name} with tensor_parallel is not modelled", "use cross-entropy, or selective")
     bound = "ddp" if split.name == "none" and job.num_gpus > 1 else split.name
     for bad, what in (
         (trainer.megatron, trainer.title),

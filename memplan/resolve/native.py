@@ -22,8 +22,19 @@ NATIVE = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_pa
 def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Notes) -> bool:
     """Whether torch's own tensor, context and pipeline parallelism run the job. Raises InvalidJob for a model, a method
     or a setting that they are not modelled with."""
-    given = degrees_of(job)
-    shares = trainer.parallelism.sequence if given == ["context_parallel"] else ""
+    given, divides = degrees_of(job), whole_streams(job, trainer)
+    others = [key for key in given if key != "tensor_parallel"] if divides else given
+    shares: str = trainer.parallelism.sequence if others == ["context_parallel"] else ""
+    shares = job.context_exchange if shares and job.context_exchange != "auto" else shares
+    if divides and shares in ("", "gathered") and set(others) <= {"context_parallel"}:
+        _check_plan(job, trainer, split, spec)
+        notes.assume(
+            "tensor_parallel: transformers' plan (tp_plan auto): each rank has a part of every product in the layers "
+            "and of the head, and all of the residual stream, norms, embedding and logits; newer releases divide the "
+            "embedding's weights too: counted from above"
+        )
+        if not shares:
+            return True
     if shares == "ulysses" and split.is_fsdp:
         _check_ulysses(job, spec)
         return True
@@ -31,6 +42,8 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
         _check_kernel(job, spec, "ring-flash-attention", job.attention not in ("auto", "flash"))
         notes.assume("context_parallel: keys and values of all heads are counted as gathered at once")
         return True
+    if divides:
+        return False
     if shares == "accelerate" and split.is_deepspeed:
         _check_on_accelerate(job, trainer, job.context_parallel)
         _check_ulysses(job, spec)
@@ -38,14 +51,6 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
     if shares == "accelerate" and split.name == "fsdp2":
         _check_on_accelerate(job, trainer, 2 * job.context_parallel)
         _check_ring(job, trainer, spec)
-        return True
-    if given == ["tensor_parallel"] and whole_streams(job, trainer):
-        _check_plan(job, trainer, split, spec)
-        notes.assume(
-            "tensor_parallel: transformers' plan (tp_plan auto): each rank has a part of every product in the layers "
-            "and of the head, and all of the residual stream, norms, embedding and logits; newer releases divide the "
-            "embedding's weights too: counted from above"
-        )
         return True
     if trainer.name != "pytorch" or split.name != "fsdp2" or not set(given) <= set(NATIVE):
         return False

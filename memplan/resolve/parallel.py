@@ -63,6 +63,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         virtual=chunks(job, notes),
         sequence=_sequence(job, trainer, split, notes),
         replicas=replicas(job, split),
+        gathers_keys=job.context_exchange == "gathered",
         whole_stream=whole,
     )
     _check_multiplies(degrees)

@@ -29,6 +29,10 @@ class Parallel(NamedTuple):
     """Copies of the sharded states: hybrid sharding, MiCS, instances of Megatron's distributed optimizer."""
     stage: int = 0
     """Of the pipeline, from 0 on."""
+    gathers_keys: bool = False
+    """Context-parallel ranks gather all keys and values, whatever is the trainer's way."""
+    whole_head: bool = False
+    """Beside a whole stream: the loss reads the head's weight, which it gathers; counted whole, from above."""
     whole_stream: bool = False
     """Tensor-parallel ranks have all of the residual stream, the embedding and the logits (transformers' plans)."""
 

@@ -3,3 +3,6 @@
 from memplan.tables.texts import texts_by_name
 
 LOSS_HEADS = {head: tuple(text.split(" | ")) for head, text in texts_by_name(__file__).items()}
+
+READS_WEIGHT = ("fused", "chunked", "cut-cross-entropy")
+"""Losses that multiply by the head's weight themselves."""

@@ -23,7 +23,7 @@ def part_of(spec: ModelSpec, degrees: Parallel) -> ModelSpec:
         parts = degrees.tensor // degrees.expert_tensor
         runs = tuple(run.but(layer=_by_rows(run.layer, parts)) for run in runs)
     vocabulary, head = ceil_div(spec.vocab_size, degrees.tensor), spec.head
-    outputs = head.outputs if head.outputs == 1 else ceil_div(head.outputs, degrees.tensor)
+    outputs = head.outputs if head.outputs == 1 or degrees.whole_head else ceil_div(head.outputs, degrees.tensor)
     changes: dict[str, Any] = {
         "runs": runs,
         "vocab_size": (spec.vocab_size if degrees.whole_stream else vocabulary) if degrees.first else 0,

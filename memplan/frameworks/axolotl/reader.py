@@ -250,6 +250,7 @@ def _spread(keys: Keys) -> None:
         keys.put("tensor_parallel", sizes["tensor_parallel_size"], "tensor_parallel_size")
     if context > 1:
         keys.put("context_parallel", context, "context_parallel_size", "sequence_parallel_degree")
+        keys.put("context_exchange", "gathered", "context_parallel_size", "sequence_parallel_degree")
     shards, copies, rest = sizes["dp_shard_size"], sizes["dp_replicate_size"], sizes["tensor_parallel_size"] * context
     if keys.has("dp_shard_size") and "num_gpus" in keys.draft.given:  # what the shards leave are replicas of them
         copies = max(copies, int(keys.draft.options["num_gpus"]) // (shards * rest))

@@ -73,8 +73,8 @@ def read_switches(keys: Keys, method: str) -> None:
         keys.put("num_gpus", keys.whole("ray_num_workers"), "ray_num_workers")
     keys.skip("use_ray", "ray_num_workers")
     for key in ("ring_attn_func", "heads_k_stride"):
-        if int(keys.draft.values.get("context_parallel") or 1) > 1:
-            keys.warn(key, "keys and values are counted as they pass around torch's ring")
+        if keys.has(key) and int(keys.draft.values.get("context_parallel") or 1) > 1:
+            keys.bound(key, "keys and values of all heads are counted as gathered at once", "parallelism")
         keys.skip(key)
     keys.draft.finishers["embeddings"] = _wide_ends
     if keys.flag("sample_packing") and keys.framework.version in SQUARE_MASKS:

@@ -199,6 +199,8 @@ def _spread(job: Job) -> dict[str, Any]:
     if job.tensor_parallel > 1:
         values["tensor_parallel_size"] = job.tensor_parallel
     if job.context_parallel > 1:
+        if job.context_exchange != "gathered":
+            raise InvalidJob("context_parallel: Axolotl's ranks gather keys", "use context_exchange gathered")
         values["context_parallel_size"] = job.context_parallel
     if job.ddp.bucket_cap_mb is not None:
         values["ddp_bucket_cap_mb"] = job.ddp.bucket_cap_mb
