@@ -133,3 +133,44 @@ def test_a_blank_behind_a_backslash_is_told_before_the_command_too() -> None:
 def test_gpus_of_an_option_are_counted_by_axolotls_search() -> None:
     found = checked("a.yaml", "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 2\n", num_gpus="8")
     assert (found.fits, found.job["num_gpus"]) == ("yes", 8)
+
+
+PROGRAM = """\
+import argparse
+from trl import SFTConfig, SFTTrainer
+{imports}
+KNOWN = ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"]
+parser = argparse.ArgumentParser()
+parser.add_argument("--model_path")
+parser.add_argument("--double_quant", type=bool)
+parser.add_argument("--max_len", type=int)
+args = parser.parse_args()
+{body}
+SFTTrainer(model=model, args=SFTConfig("o", per_device_train_batch_size=2, bf16=True, max_length=args.max_len)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    "test", ["args.model_path not in KNOWN", "args.model_path != 'x'", "args.model_path.endswith('B')"]
+)
+def test_what_a_command_leaves_to_a_variable_is_compared_with_nothing(test: str) -> None:
+    body = f"model = args.model_path\nif {test}:\n    model = KNOWN[0]"
+    written("train.py", PROGRAM.format(imports="", body=body))
+    found = checked("a.sh", "torchrun --nproc_per_node 8 train.py --model_path $1 --max_len 512\n")
+    assert (found.fits, "add --model" in found.hint) == ("unclear", True)
+
+
+def test_what_stands_beside_a_variable_is_known_all_the_same() -> None:
+    body = "model = KNOWN[1] if 'Qwen2.5-7B' in args.model_path else KNOWN[0]"
+    written("train.py", PROGRAM.format(imports="", body=body))
+    found = checked("a.sh", "torchrun --nproc_per_node 8 train.py --model_path $HOME/Qwen2.5-7B --max_len 512\n")
+    assert found.job["model"] == "Qwen/Qwen2.5-7B"
+
+
+def test_a_program_of_unsloths_is_followed_whatever_its_options_are_like() -> None:
+    body = """model, tokenizer = FastLanguageModel.from_pretrained(args.model_path, max_seq_length=args.max_len)
+model = FastLanguageModel.get_peft_model(model, r=8)"""
+    written("qlora_finetune.py", PROGRAM.format(imports="from unsloth import FastLanguageModel", body=body))
+    options = "--model_path Qwen/Qwen2.5-0.5B --double_quant true --max_len 512"
+    found = checked("a.sh", f"python qlora_finetune.py {options}\n", num_gpus=1)
+    assert (found.fits, found.framework[:7]) == ("yes", "Unsloth"), found.text

@@ -257,9 +257,11 @@ class Expressions(Tracing):
         if not (known(left) and known(right)):
             return self.unknown(node)
         try:
-            return bool(operators.COMPARISONS[type(op)](plain(left), plain(right)))
+            found = bool(operators.COMPARISONS[type(op)](plain(left), plain(right)))
         except (TypeError, KeyError):
             return self.unknown(node)
+        within = operators.open_(right) and found == isinstance(op, ast.In)  # "Qwen" in "$MODELS/Qwen2.5-7B"
+        return self.unknown(node) if not within and (operators.open_(left) or operators.open_(right)) else found
 
     def _is(self, op: ast.AST, left: Any, right: Any, node: ast.AST) -> Any:
         left, right = (None if unset(each) else each for each in (left, right))

@@ -14,6 +14,7 @@ from memplan.frameworks.files.documents import Settings, words
 from memplan.frameworks.hugging_face.arguments import FIELDS
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.version import SIGNS
+from memplan.frameworks.programs.operators import open_
 from memplan.frameworks.programs.values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
 from memplan.frameworks.trl.online import COMPLETIONS
@@ -100,9 +101,10 @@ class Gathered:
             self.open.append((key, shown, place))
 
     def _of_hub(self, value: Any) -> Any:
-        """Of a folder that is not here and a name of the Hub, as a program falls back on it, the name."""
+        """Of a folder that is not here and a name of the Hub, as a program falls back on it, the name; of one that its
+        command leaves to a variable, which may be, nothing."""
         names = value.either if isinstance(value, Unknown) else ()
-        if not all(isinstance(each, str) for each in names):
+        if not all(isinstance(each, str) and not open_(each) for each in names):
             return value
         hub = [each for each in names if not is_folder(each)]
         if len(set(hub)) != 1 or len(hub) == len(names) or any(os.path.exists(each) for each in names):

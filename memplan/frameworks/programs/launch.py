@@ -11,7 +11,7 @@ from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import found_at, open_reference, own_loop, program_at, told_of
 from memplan.frameworks.hugging_face.dialect_scripts import script_of
 from memplan.frameworks.programs.follow import followed, trainings
-from memplan.frameworks.programs.models import TRAINERS, things
+from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.own_losses import put_losses
 from memplan.frameworks.programs.reading import has_value_head
 from memplan.frameworks.programs.run import Known
@@ -28,12 +28,13 @@ class Started(NamedTuple):
 
 def started(document: Document, known: Known | None = None) -> Started | None:
     """The first program of a script that lies here and builds its training from what is known; None without one. Of a
-    known script's keys it is followed where it loads a model of transformers' own: keys alone may be another's."""
+    known script's keys it is followed where it loads a model of transformers', or Unsloth's: keys may be another's."""
     for each in _begun(document, known or Known()):
         launch, found = each.launch, trainings(followed(each.document, each.known))
         script = script_of(launch.arguments(), launch.program)
         models = things(found[0].values.get("model")) if found else []
-        plain = all(str(each.values["class"]).startswith("Auto") for each in models) and models
+        classes = [str(each.values["class"]) for each in models]
+        plain = models and all(name.startswith("Auto") or name in UNSLOTH for name in classes)
         mine = plain or not script or script.trainer == "trl"  # whose options say less than the program's calls
         told = found and (has_value_head(found[0]) or (mine and isinstance(found[0].values.get("args"), Thing)))
         if told and len(found) == 1:

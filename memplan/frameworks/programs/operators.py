@@ -3,6 +3,7 @@
 import ast
 import operator
 import posixpath
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,14 @@ COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.In: lambda one, other: one in other,
     ast.NotIn: lambda one, other: one not in other,
 }
+
+
+def open_(value: object) -> bool:
+    """Whether it is a text of a command's with a variable in it that its script leaves to who starts it."""
+    return isinstance(value, str) and _VARIABLE.search(value) is not None
+
+
+_VARIABLE = re.compile(r"\$[\w{(@]")
 
 
 def path_of(path: Thing, text: str) -> Thing:

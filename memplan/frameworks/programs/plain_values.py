@@ -3,7 +3,7 @@
 from typing import Any
 
 from memplan.frameworks.programs.call import Call
-from memplan.frameworks.programs.operators import joined
+from memplan.frameworks.programs.operators import joined, open_
 from memplan.frameworks.programs.values import LEFT_OUT, Thing, is_plain, known, overlay
 
 TEXT = ("lower", "upper", "strip", "rstrip", "lstrip", "replace", "split", "startswith", "endswith")
@@ -31,7 +31,7 @@ def of_plain(call: Call) -> Any:
             owner += value if name == "extend" and isinstance(value, list) else [value]
             return None
         return call.unknown()
-    if name in TEXT and known(args) and known(call.named):
+    if name in TEXT and known(args) and known(call.named) and not (name.endswith("with") and open_(owner)):
         try:
             return getattr(owner, name)(*args, **call.named)
         except (TypeError, ValueError):
