@@ -57,8 +57,9 @@ def enter_teacher(ledger: Ledger, recipe: Recipe, student: TracedPass) -> None:
 
 def enter_step_outputs(ledger: Ledger, recipe: Recipe, policy: TracedPass) -> None:
     """TRL's PPO names the policy's outputs (logits and every hidden state) and the distribution that it logs the
-    entropy of until the next micro-step has its own, so over backward and the optimizer's step. Composer's state holds
-    the logits alone, until a forward that makes the loss itself has ended."""
+    entropy of until the next micro-step has its own, so over backward and the optimizer's step; with the first of the
+    states goes the embedding's output, where that is a leaf, and its gradient. Composer's state holds the logits alone,
+    until a forward that makes the loss itself has ended."""
     if not recipe.loss.code.step_outputs or recipe.evaluating:
         return
     plan, name = policy.plan, policy.plan.name
@@ -70,16 +71,18 @@ def enter_step_outputs(ledger: Ledger, recipe: Recipe, policy: TracedPass) -> No
         return
     hidden = stream // plan.mode.residual_itemsize * (FP32 if wide else plan.mode.residual_itemsize)
     copied, kept = hidden > stream, _keeps_streams(policy)
+    leaf = stream // (plan.spec.num_layers + 1) * (1 + copied) * (plan.style != "plain" and plan.mode.embedding_rests)
     scored = plan.rows * min(recipe.batch.completion_length, plan.length - 1)
     end, over = f"{name}.forward", f"{name}.loss"
 
     def enter(label: str, size: int, born: str, dies: str) -> None:
         ledger.add(label, "logits", max(size, 0), born, dies).told(size, of="locals of the training loop")
 
-    enter("outputs of the micro-step before", logits + hidden, "", end)
+    enter("outputs of the micro-step before", logits + hidden + leaf, "", end)
+    enter("embedding output and its gradient, held over the step", leaf, ledger.after(f"{name}.embedding-backward"), "")
     enter("distribution that the entropy is logged of", scored * vocabulary * itemsize, "", "")
     tail, streams = policy.tail.forward, stream if copied and not kept else 0
-    converting = tail["head"].size + 2 * (logits + hidden) + streams - (0 if copied else stream)
+    converting = tail["head"].size + leaf + 2 * (logits + hidden) + streams - (0 if copied else stream)
     held_in_loss = tail["loss"].size + (hidden if copied or not kept else 0)
     if wide and plan.mode.numerics.autocast:
         enter("outputs of the micro-step before, while the new are converted", converting - held_in_loss, over, over)
