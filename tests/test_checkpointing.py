@@ -155,10 +155,16 @@ def test_a_layer_that_is_offloaded_leaves_nothing_of_its_own() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_combination_runs_or_is_refused_by_name(how: str, kernels: str, compiled: bool) -> None:
     keys = {"gradient_checkpointing": how, "kernels": kernels, "compile": compiled}
-    if compiled and kernels != "none":
+    if compiled and kernels not in ("none", "liger"):
         assert refusal(**keys).message == f"compile: not modelled with kernels: {kernels}"
     else:
         assert backward(**keys) > 0
+
+
+def test_compile_beside_ligers_kernels_is_counted_as_these() -> None:
+    for how in ("none", "full"):
+        keys = {"kernels": "liger", "gradient_checkpointing": how}
+        assert backward(**keys, compile=True) == pytest.approx(backward(**keys), rel=0.02)
 
 
 @pytest.mark.parametrize("family", LIGER)

@@ -99,8 +99,8 @@ def _kernels(
 ) -> Kernels:
     """What runs fused in each layer, around its ``attention``. Raises InvalidJob for what cannot be together."""
     stored = base.stored
-    if job.compile:
-        return _compiled(job, trainer, spec, again, attention, notes)
+    if job.compile and (compiled := _compiled(job, trainer, spec, again, attention, notes)) is not None:
+        return compiled
     if job.kernels == "te":
         _check_te(trainer)
     if job.kernels == "unsloth":
@@ -242,17 +242,18 @@ def _plain_layers(spec: ModelSpec) -> bool:
 
 def _compiled(
     job: Job, trainer: Trainer, spec: ModelSpec, again: Checkpointing, attention: str, notes: Notes
-) -> Kernels:
+) -> Kernels | None:
     for key, value in (("kernels", job.kernels), ("quantization", job.quantization), ("attention", attention)):
-        if value not in ("none", "sdpa", "flash"):
+        if value not in ("none", "sdpa", "flash", "liger"):
             raise InvalidJob(f"compile: not modelled with {key}: {value}", f"leave compile or {key} out")
     if again.recompute.modules:
         raise InvalidJob("compile: not modelled for Megatron's modules", "leave compile out")
     within = trainer.loss.compiles_layers and again.form == "full"
-    if job.offload or within or not _plain_layers(spec):
-        what = "offload" if job.offload else "recomputed layers" if within else f"layers of {spec.family}"
+    liger = "Liger's kernels" if job.kernels == "liger" else ""
+    if liger or job.offload or within or not _plain_layers(spec):
+        what = "offload" if job.offload else "recomputed layers" if within else liger or f"layers of {spec.family}"
         notes.assume(f"compile: its savings are not counted beside {what}: layers as eager torch runs them")
-        return NO_KERNELS
+        return None if liger else NO_KERNELS
     notes.assume(
         "compile: an approximation; each layer is one graph whose pointwise operations are fused, and made again in "
         "backward from what products, attention and reductions left (torch's min-cut partitioner)"
