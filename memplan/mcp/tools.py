@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.errors import UsageError, did_you_mean
+from memplan.tables.texts import parts_of, rows_of, told_in
 
 if TYPE_CHECKING:
     from memplan.report import Report
@@ -14,19 +15,6 @@ if TYPE_CHECKING:
 Arguments = Mapping[str, Any]
 MOST_REJECTED = 5
 MOST_PLANS = 20
-
-JOB: dict[str, Any] = {"type": "object", "description": "Keys of a job, as in estimate; they go over those of file."}
-"""The schema of ``job``; that of ``estimate`` names every key (``with_job``)."""
-FILE: dict[str, Any] = {
-    "type": "string",
-    "description": "A training config (TRL, transformers, Axolotl, LLaMA-Factory, verl, …), a script or a memplan job.",
-}
-BESIDE: dict[str, Any] = {
-    "type": "array",
-    "items": {"type": "string"},
-    "description": "Files that say more of the same job: an accelerate config, a DeepSpeed JSON.",
-}
-OF_A_JOB = {"job": JOB, "file": FILE, "beside": BESIDE}
 
 
 class Tool(NamedTuple):
@@ -164,63 +152,32 @@ def _explain(arguments: Arguments) -> dict[str, Any]:
     return term_data(find_term(arguments["term"]), _report(arguments) if of_a_job else None)
 
 
-FULL = {"type": "boolean", "description": "The whole report, with every row of the ledger (some 100 kB)."}
-LISTED = {"type": "array", "items": {"type": "string"}}
-TOOLS: dict[str, Tool] = {
-    tool.name: tool
-    for tool in (
-        Tool(
-            "estimate",
-            "What a training job will use on each GPU: the verdict on its card, peak, meters, phases, and the changes "
-            "that make it fit. Sizes are bytes.",
-            {**OF_A_JOB, "full": FULL},
-            (),
-            _estimate,
-        ),
-        Tool(
-            "check",
-            "Whether the jobs of training configs fit: an answer for each file (fits: yes, tight, no, unclear, error, "
-            "skipped), with what was assumed and what was not understood. job needs a gpu.",
-            {
-                "files": {**LISTED, "description": "Configs, scripts, or folders of configs."},
-                "job": JOB,
-                "beside": BESIDE,
-                "full": {"type": "boolean", "description": "With each job as it was understood, in memplan's keys."},
-            },
-            ("files",),
-            _check,
-        ),
-        Tool(
-            "plan",
-            "The fastest ways to run a job that fit, on the GPUs that it names. What is given stays, all else that "
-            "does not change the training is searched. job of each plan holds all its keys.",
-            {
-                **OF_A_JOB,
-                "allow": {**LISTED, "description": "May change the training: lora, qlora, 8bit, offload, shorter."},
-                "maximize": {"type": "string", "description": "batch_size, sequence_length or model."},
-                "top": {"type": "integer", "description": f"How many plans, at most {MOST_PLANS}; 3 by default."},
-            },
-            (),
-            _plan,
-        ),
-        Tool(
-            "diagnose",
-            "What an out-of-memory error says: what asked for how much, in which phase, which tensor it was, and what "
-            "to change. With the job behind it the changes are estimated.",
-            {"text": {"type": "string", "description": "The error, traceback or log itself."}, **OF_A_JOB},
-            ("text",),
-            _diagnose,
-        ),
-        Tool(
-            "explain",
-            "What a term of a report is, such as optimizer-states or logits: formula, lifetime, what divides it, "
-            "source. With a job, its rows.",
-            {"term": {"type": "string", "description": "The term."}, **OF_A_JOB},
-            ("term",),
-            _explain,
-        ),
-    )
-}
+WORK = {"estimate": _estimate, "check": _check, "plan": _plan, "diagnose": _diagnose, "explain": _explain}
+SHARED = "a job"
+"""Arguments of several tools; the schema of ``estimate`` names every key of ``job`` (``with_job``)."""
+
+
+def _properties(part: str) -> dict[str, Any]:
+    """The schemas of the arguments below a heading of the text beside this module."""
+    shared = {} if part == SHARED else _properties(SHARED)
+    found = dict[str, Any]()
+    for names, (kind, what) in told_in(_PARTS[part]).items():
+        if kind:
+            items = {"items": {"type": "string"}} if kind == "array" else {}
+            found[names.removesuffix("!")] = {"type": kind, **items, "description": what}
+        else:
+            found |= {name: shared[name] for name in names.split()}
+    return found
+
+
+def _tool(name: str) -> Tool:
+    needed = (key.removesuffix("!") for key in told_in(_PARTS[name]) if key.endswith("!"))
+    return Tool(name, _DOES[name], _properties(name), tuple(needed), WORK[name])
+
+
+_PARTS = parts_of(__file__)
+_DOES = rows_of(_PARTS["tools"])
+TOOLS = {name: _tool(name) for name in _DOES}
 
 
 def with_job(schema: Mapping[str, Any]) -> dict[str, Any]:

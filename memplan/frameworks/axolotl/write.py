@@ -128,8 +128,6 @@ def _kernels(job: Job) -> dict[str, Any]:
 
 def _precision(job: Job) -> dict[str, Any]:
     kind, _, how = job.precision.partition("-")
-    if stage_of(job) is not None and not how and kind == "fp32":
-        return {"bf16": False, "fp16": False}
     if kind == "fp32":
         return {"bf16": False, "fp16": False}
     pure = not how and job.autocast is False
