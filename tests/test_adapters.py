@@ -89,6 +89,16 @@ def test_adapted_stacks_cost_a_merged_copy() -> None:
     assert merged.saved.size - plain.saved.size > stacks
 
 
+def test_adapters_in_the_other_half_precision_read_copies_of_their_own() -> None:
+    kept = []
+    for dtype in ("fp16", "bf16"):
+        lora = {"r": 8, "dtype": dtype, "targets": ["q_proj", "k_proj"]}
+        job = {"model": "llama-3.2-1b", "method": "sft", "precision": "fp16", "lora": lora, "sequence_length": 256}
+        recipe = resolve(read_job(job))
+        kept.append(trace_layer(recipe.model.runs[0].layer, policy_mode(recipe), 1, 256, "plain").saved.size)
+    assert kept[1] - kept[0] == 256 * 2048 * 2  # two copies in place of the one tensor that both had read
+
+
 @pytest.mark.parametrize(
     ("model", "lora", "message"),
     [

@@ -612,7 +612,7 @@ UNSAID: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"trainer": "megatron"},
     ),
     (
-        "lora.dtype: fp16 in bf16 products: copies between both are not counted",
+        "lora.dtype: fp16 in bf16 products: not every copy between both is counted",
         {"method": "sft", "precision": "bf16", "lora": {"r": 8, "dtype": "fp16"}},
         {"lora": {"r": 8, "dtype": "bf16"}},
     ),

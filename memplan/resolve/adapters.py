@@ -63,10 +63,10 @@ class Targets(NamedTuple):
         lora, master = self.lora, stored.precision.master
         itemsize = stored.precision.weights if master else DTYPE_BYTES[lora.dtype]
         magnitude = itemsize
-        halves = {"bf16", "fp16"} & {lora.dtype, stored.precision.dtype}
-        if len(halves) == 2 and not master:
+        crossed = not master and len({"bf16", "fp16"} & {lora.dtype, stored.precision.dtype}) == 2
+        if crossed:
             here = stored.precision.dtype
-            notes.assume(f"lora.dtype: {lora.dtype} in {here} products: copies between both are not counted")
+            notes.assume(f"lora.dtype: {lora.dtype} in {here} products: not every copy between both is counted")
         if base.quantised and base.upcast != "norms" and trainer.adapters.quantised_dtype and not master:
             itemsize = DTYPE_BYTES[trainer.adapters.quantised_dtype]
             notes.assume(
@@ -88,6 +88,7 @@ class Targets(NamedTuple):
             self.experts,
             self.router,
             ranks=lora.rank_pattern,
+            crossed=crossed,
             lora_bias=lora.lora_bias,
             tokens=self.tokens,
             idle_dropout=off,

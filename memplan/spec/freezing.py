@@ -16,7 +16,7 @@ WORDS = {
     **dict.fromkeys(("wte", "embed_in", "word_embeddings", "tok_embeddings"), "embed_tokens"),
     **dict.fromkeys(("attn", "attention", "self_attention", "linear_attn", "mixer"), "self_attn"),
     **dict.fromkeys(("feed_forward", "ffn", "block_sparse_moe"), "mlp"),
-    **dict.fromkeys(("ln_f", "final_layernorm", "final_layer_norm", "norm_f"), "norm"),
+    **dict.fromkeys(("ln_f", "final_layernorm", "final_layer_norm", "norm_f", "embedding_norm"), "norm"),
     **dict.fromkeys(("visual", "vision_model", "vision_encoder"), "vision_tower"),
     **dict.fromkeys(("mm_projector", "connector", "embed_vision"), "multi_modal_projector"),
 }

@@ -155,6 +155,8 @@ class Adapter(NamedTuple):
     """And so is the router's weight."""
     read_itemsize: int = 0
     """Element size that PEFT reads of lora_A, and casts inputs to, where the product has it in another; 0: its own."""
+    crossed: bool = False
+    """What PEFT reads of it is the other half precision than that of the products: what is cast is as large."""
 
     ranks: tuple[tuple[str, int], ...] = ()
     """Of modules that have a rank of their own."""

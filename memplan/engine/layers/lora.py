@@ -29,7 +29,9 @@ def adapted(
     tape, itemsize = p.tape, result.itemsize
     bnb = base is not None and base.scheme.product.startswith("bnb")
     keeps = bnb and tape.autocast > 0
-    source = x if keeps else ops.cast(tape, x, adapter.read_itemsize or adapter.itemsize, "adapter inputs")
+    read, crossed = adapter.read_itemsize or adapter.itemsize, adapter.crossed and not keeps
+    source = x if keeps else ops.cast(tape, x, read, "adapter inputs")
+    source = ops.copy(tape, x, "adapter inputs") if crossed and source is x else source
     if adapter.dora:
         total = _dora(p, source, result, linear, out, adapter, base)
     else:
@@ -49,7 +51,8 @@ def adapted(
         del high  # the product of the same line before it is scaled
         if bnb and not keeps:
             scaled = ops.cast(tape, scaled, itemsize, "adapter outputs")
-        total = ops.add(tape, result, scaled, "adapter sums")
+        mixed = crossed and not (adapter.read_itemsize or tape.autocast)  # bf16 and fp16 are promoted to fp32
+        total = ops.add(tape, result, scaled, "adapter sums", ops.FP32 * mixed)
         del scaled  # ``result = result + …``: the summand is gone, and ``result`` before it is rebound
     del result
     return total if keeps else ops.cast(tape, total, itemsize, "adapter sums")

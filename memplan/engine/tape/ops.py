@@ -126,9 +126,9 @@ def linear(
     return tape.result(op or ("mm" if offset is None else "addmm"), out, itemsize, label, node)
 
 
-def add(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
+def add(tape: Tape, a: Tensor, b: Tensor, label: str, least: int = 0) -> Tensor:
     """``a + b``: saves nothing; both receive the same gradient, cast where dtypes were mixed."""
-    itemsize = max(a.itemsize, b.itemsize)
+    itemsize = max(a.itemsize, b.itemsize, least)
     sides = ((a.dim, a.itemsize, a.needs_grad), (b.dim, b.itemsize, b.needs_grad))
 
     def backward(t: Tape, grads: Grads) -> Grads:

@@ -177,7 +177,8 @@ def used_adapter(recipe: Recipe) -> Adapter | None:
         # Each is a unit of its own: PEFT reads the dtype of what is sharded, and its hook gathers it in another. What
         # is gathered ahead has that other dtype by then, but in a recomputation.
         return adapter._replace(itemsize=recipe.numerics.itemsize, read_itemsize=adapter.itemsize)
-    return adapter._replace(itemsize=recipe.numerics.itemsize, magnitude_itemsize=recipe.numerics.itemsize)
+    size = recipe.numerics.itemsize
+    return adapter._replace(itemsize=size, magnitude_itemsize=size, crossed=False)
 
 
 def gathered_layers(recipe: Recipe) -> int:
