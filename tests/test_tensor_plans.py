@@ -220,3 +220,36 @@ def test_axolotls_ranks_gather_keys(tmp_path: Path, run: Run, more: str, tensor:
     path.write_text(AXOLOTL + more)
     job = json.loads(run("estimate", str(path), "--num-gpus", "8", "--json")[1])["job"]
     assert (job["tensor_parallel"], job["context_parallel"], job["context_exchange"]) == (tensor, 2, "gathered")
+
+
+SIZES = """
+from accelerate.utils import ParallelismConfig
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+sizes = ParallelismConfig({sizes})
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", dtype="bfloat16"{plan})
+args = SFTConfig(output_dir="out", per_device_train_batch_size=1, max_length=2048, parallelism_config=sizes)
+SFTTrainer(model=model, args=args, train_dataset=load_dataset("a/b", split="train")).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "plan", "found"),
+    [
+        ("dp_shard_size=4, tp_size=2", ', tp_plan="auto", tp_size=2', (2, 1, None)),
+        ("dp_shard_size=4, tp_size=2", "", (1, 1, 2)),
+        ("dp_shard_size=2, cp_size=4", "", (1, 4, None)),
+        ("dp_shard_size=4, dp_replicate_size=2", "", (1, 1, 2)),
+    ],
+)
+def test_a_programs_sizes_are_read(
+    tmp_path: Path, run: Run, sizes: str, plan: str, found: tuple[int, int, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acc.yaml").write_text(CONFIG.format(kind="FSDP", shards=1, tensor=1))
+    (tmp_path / "train.py").write_text(SIZES.format(sizes=sizes, plan=plan))
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file acc.yaml train.py\n")
+    monkeypatch.chdir(tmp_path)
+    job = json.loads(run("estimate", "run.sh", "--json")[1])["job"]
+    fsdp = job.get("fsdp", {})
+    assert (job["tensor_parallel"], job["context_parallel"], fsdp.get("replicate")) == found

@@ -9,8 +9,8 @@ from memplan.frameworks.common.fsdp_keys import put_inner
 SIZE = "parallelism_config_"
 
 
-def read_parallelism(keys: Keys, framework: Framework) -> None:
-    """accelerate's own parallelism: what a job can say of it, else warned about."""
+def read_parallelism(keys: Keys, framework: Framework, kind: str) -> None:
+    """accelerate's own parallelism: what a job can say of it, else warned about. ``kind``: of what it runs under."""
     found = keys.settings.section("parallelism_config")
     keys.skip("parallelism_config")
     inner = Keys(keys.draft, found, framework)
@@ -19,7 +19,7 @@ def read_parallelism(keys: Keys, framework: Framework) -> None:
         ("sp_size", "context_parallel"),
     ):
         key = f"{SIZE}{name}"
-        if name == "sp_size" and keys.get("distributed_type") != "DEEPSPEED":
+        if name == "sp_size" and kind != "DEEPSPEED":
             continue
         if (inner.whole(key) or 1) > 1:
             inner.put(job_key, inner.whole(key), key)

@@ -85,7 +85,7 @@ def read_settings(
     over.skip("mixed_precision", "dynamo_backend")
     keys.skip("mixed_precision")
     _sharding(keys, over, kind, total)
-    read_parallelism(keys, FRAMEWORK)
+    read_parallelism(keys, FRAMEWORK, str(keys.get("distributed_type")))
     _dynamo(keys, over)
     if settings.values.get("megatron_lm_config"):
         keys.warn("megatron_lm_config", "is not read")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan.frameworks import deepspeed
+from memplan.frameworks.accelerate.parallelism import read_parallelism
 from memplan.frameworks.asking import GENERATES, KEEPS_LOGITS, STAGE, SUCH
 from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
 from memplan.frameworks.common import fsdp_keys
@@ -207,7 +208,10 @@ def _wrapping(keys: Keys) -> None:
             accumulation.close(("adjust_scheduler", "sync_with_dataloader", "num_steps"))
         inner.close(("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking",
                      "use_configured_state"))  # fmt: skip
-    keys.warn("parallelism_config", "parallelism of accelerate's own is not read here: give its config with --with")
+    if isinstance(keys.raw("parallelism_config"), Mapping):
+        read_parallelism(keys, keys.framework, "DEEPSPEED" if keys.has("deepspeed") else "")
+    else:
+        keys.warn("parallelism_config", "parallelism of accelerate's own is not read here: give its config with --with")
     fsdp_keys.read_trainer_fsdp(keys)
     if keys.has("deepspeed"):
         read_deepspeed(keys)

@@ -92,6 +92,9 @@ class Gathered:
             value = Unknown("not in the text", place)
         if key == "model_name_or_path":
             value = self._of_hub(value)
+        if key == "parallelism_config" and isinstance(value, Thing) and value.last == "ParallelismConfig":
+            sizes = {f"{key}_{name}": size for name, size in value.values.items() if size is not None}
+            value = sizes if all(type(size) is int for size in sizes.values()) else value
         if key == "deepspeed" and isinstance(value, dict):
             value = _deciding(value)
         if known(value):
