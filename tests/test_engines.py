@@ -185,6 +185,18 @@ def test_a_drafting_layer_joins_the_groups_of_its_kind() -> None:
     assert layout(of).block_bytes == layout(of._replace(draft=None)).block_bytes * 17 // 16
 
 
+def test_drafted_tokens_that_the_profile_run_leaves_out_are_in_the_high_figure() -> None:
+    """Of 256 sequences: the profile run has two rows of logits each, three drafted tokens have four, of 10 bytes."""
+
+    def highest(drafted: int, version: str) -> int:
+        asked = {"engine": "vllm", "engine_version": version, "draft": "eagle", "draft_tokens": drafted}
+        job = {"model": "llama-3.1-8b", "method": "generate", "gpu": "h100-80gb"}
+        return estimate({**job, "rollout": {**asked, "max_num_seqs": 256}}).per_gpu.device_bytes.high
+
+    assert highest(3, "0.25.1") - highest(1, "0.25.1") == 2 * 256 * 128_256 * 10
+    assert highest(3, "0.27.0") == highest(1, "0.27.0")  # a few at once
+
+
 def test_each_drafted_token_has_a_state_of_its_own() -> None:
     """A log of three drafted tokens: 47 blocks of attention for 131,072 tokens and 3 groups of 2 + 3 states."""
     of = engine("qwen3.5-27b", "0.30.0", draft=Draft(layers=1, tokens=3))

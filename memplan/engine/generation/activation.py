@@ -36,6 +36,9 @@ NOISY = 14.0
 """In the first runner, of the versions whose others are run by the second."""
 UNSORTED = 8.0
 """Where FlashInfer samples: bf16 and fp32 logits, and a copy (vllm 0.10 v1/sample/ops/topk_topp_sampler.py)."""
+CHECKED, IN_CHUNKS = 2 + 2 * FP32, (0, 27, 0)
+"""Bytes for each logit that checks a drafted token (as it is made, in fp32, as a probability), and the first version
+whose second runner checks few at once (vllm-project/vllm/pull/48630)."""
 OF_TRITON = ("none", "fp8", "int8-channels")
 """Formats whose experts Triton's kernels multiply: Marlin's of four bits have buffers of their own, and FP4's."""
 PATCHES = 65536
@@ -100,6 +103,16 @@ def sampler_bytes(of: Generator, era: Era) -> int:
     usual = max(told.get(of.sampler, era.sampler), NOISY if first else 0)
     each = usual if of.logprobs_mode.startswith("raw") else max(era.sampler, SORTED) + FP32
     return int(min(of.max_num_seqs, of.max_num_batched_tokens) * of.model.vocab_size * each)
+
+
+def unprofiled_bytes(of: Generator, era: Era) -> int:
+    """At most, of the logits that check drafted tokens: a full batch has one more a sequence than it drafts, the
+    profile run two (vllm-project/vllm/pull/38220, 37521), so that its cache leaves no place for the others."""
+    chunked = era.second_runner and not in_first_runner(of, era) and version_of(of.version) >= IN_CHUNKS
+    if of.draft is None or era.share == "free" or chunked:
+        return 0
+    rows = min(of.max_num_seqs * (of.draft.tokens + 1), of.max_num_batched_tokens)
+    return max(0, rows - 2 * of.max_num_seqs) * of.model.vocab_size * CHECKED
 
 
 def in_first_runner(of: Generator, era: Era) -> bool:

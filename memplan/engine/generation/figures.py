@@ -4,7 +4,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.generation.activation import activation_bytes, graph_bytes
+from memplan.engine.generation.activation import activation_bytes, graph_bytes, unprofiled_bytes
 from memplan.engine.generation.formats import served
 from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
 from memplan.engine.generation.starting import Start, reason, surer
@@ -136,7 +136,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
     again, counted = stranded(of, gpu, weights), era.strands and not of.kv_cache_memory
     filled = kept + kv if of.kv_cache_memory else budget
-    awake = _sum(awake, Band(space, space, space + (again if counted else max(0, weights + again - filled))))
+    most = (again if counted else max(0, weights + again - filled)) + unprofiled_bytes(of, era)
+    awake = _sum(awake, Band(space, space, space + most))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
     may_fail = bool(more) and not why and kept + more + start.needed > budget

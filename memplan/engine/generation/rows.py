@@ -1,6 +1,7 @@
 """An engine alone, as a ledger: what its card holds when it has loaded and profiled, and while it generates."""
 
 from memplan.engine.allocator.reserved import Band
+from memplan.engine.generation.activation import unprofiled_bytes
 from memplan.engine.generation.figures import NON_TORCH, communicators, engine_figures, graphs_on, stranded
 from memplan.engine.ledger import Ledger
 from memplan.engine.overhead import context_of
@@ -33,6 +34,9 @@ def engine_ledger(of: Generator, gpu: Gpu) -> Ledger:
         "the most that a full batch needs, which the engine keeps free for good",
     )
     enter("KV cache", "kv_cache", _exact(found.kv), "what the budget leaves, taken at once", born=GENERATE)
+    if checks := unprofiled_bytes(of, era):
+        why = "a full batch checks more drafted tokens than the profile run: at most"
+        enter("logits of drafted tokens", "activations", Band(0, 0, checks), why, born=GENERATE)
     if found.beside:
         why = "where each request's tokens are, and FlashInfer's workspace: outside of the share"
         enter("requests' rows and workspace", "workspaces", _exact(found.beside), why, born=GENERATE)
@@ -53,6 +57,7 @@ def engine_ledger(of: Generator, gpu: Gpu) -> Ledger:
 TEMPLATES = {
     "engine's weights": "divided by ranks, vocabulary padded, scales with what is quantised",
     "forward and sampler of the profile run": "max_num_batched_tokens × layer, or max_num_seqs × V × bytes",
+    "logits of drafted tokens": "max_num_seqs × (drafted − 1) × V × bytes",
     "KV cache": "share × card − weights − activation − outside PyTorch (− estimate of graphs)",
     "CUDA graphs": "layers × sizes × bytes",
 }
