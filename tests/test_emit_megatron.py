@@ -6,6 +6,7 @@ that was asked for.
 
 import argparse
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ JOBS: list[dict[str, Any]] = [
     {"model": "qwen2.5-7b", "num_gpus": 8, "gradient_checkpointing": "full", "offload": ["optimizer"]},
     {"model": "qwen3-8b", "num_gpus": 8, "sharding": "ddp", "tensor_parallel": 2, "sequence_parallel": False},
     {"model": "gpt2", "num_gpus": 2, "sequence_length": 512, "optimizer": "sgd", "dtype": "fp16"},
+    {"model": "gpt2", "num_gpus": 4, "sequence_length": 512, "dtype": "fp16", "grad_dtype": "fp16", "sharding": "ddp"},
     {"model": "mixtral-8x7b", "num_gpus": 16, "expert_parallel": 8, "context_parallel": 2,
      "megatron": {"cp_comm_type": "a2a", "moe_expert_capacity_factor": 1.5, "moe_expert_imbalance": 2.0}},
     {"model": "qwen3-30b-a3b", "num_gpus": 8, "expert_parallel": 8, "gradient_checkpointing": "selective",
@@ -142,3 +144,17 @@ def test_what_only_the_user_knows_is_marked(tmp_path: Path) -> None:
     assert "memplan expects on each of 16 GPUs" in text
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in text
     assert '--node_rank "${NODE_RANK}"' in text
+
+
+def test_gradients_of_fp16_are_copied_to_fp32_in_the_step_unless_they_are_so_at_once(tmp_path: Path) -> None:
+    """Megatron of 2023 and of today: of bf16 alone arguments.py sets accumulate_allreduce_grads_in_fp32 by itself; the
+    step makes main_grad.float() of every parameter (optimizer.py: _copy_model_grads_to_main_grads)."""
+    job = {"model": "gpt2-large", "num_gpus": 2, "sequence_length": 512, "dtype": "fp16", "sharding": "ddp"}
+    emitted(job | {"gradient_checkpointing": "full"}, tmp_path)
+    script = tmp_path / "run.sh"
+    once = build_report(resolve(read_target(str(script), {}))).per_gpu
+    script.write_text(re.sub(r".*--accumulate-allreduce-grads-in-fp32.*\n", "", script.read_text()))
+    given = read_target(str(script), {})
+    late = build_report(resolve(given)).per_gpu
+    assert (given.job.grad_dtype, late.peak_instant) == ("fp16", "step.optimizer")
+    assert late.allocated_bytes - once.allocated_bytes == pytest.approx(2 * 774_030_080, rel=0.2)

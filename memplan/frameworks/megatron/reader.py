@@ -117,6 +117,8 @@ def read_arguments(keys: Keys, launcher: Mapping[str, Any]) -> None:
         keys.put("dtype", half, half)
         if keys.flag("grad_reduce_in_bf16"):  # a buffer in bf16, of which the step copies a shard to fp32
             keys.put("grad_dtype", "bf16", "grad_reduce_in_bf16")
+        elif half == "fp16" and not keys.flag("accumulate_allreduce_grads_in_fp32"):  # bf16 alone sets it by itself
+            keys.put("grad_dtype", "fp16", "fp16")
     else:
         keys.put("precision", "fp32", "bf16")
     name = (keys.text("optimizer") or "adam").lower()

@@ -227,7 +227,7 @@ def _training(job: Job, writing: Writing) -> Iterator[tuple[str, Any, str]]:
     half = job.precision.partition("-")[0]
     if half != "fp32":
         yield half, True, ""
-    if half == "fp16":
+    if half == "fp16" and job.grad_dtype != "fp16":
         yield "accumulate-allreduce-grads-in-fp32", True, ""
     yield "optimizer", OPTIMIZERS.get(job.optimizer, job.optimizer), ""
     if job.optimizer == "sgd":
