@@ -25,7 +25,7 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
     given, divides = degrees_of(job), whole_streams(job, trainer)
     others = [key for key in given if key != "tensor_parallel"] if divides else given
     shares: str = trainer.parallelism.sequence if others == ["context_parallel"] else ""
-    shares = job.context_exchange if shares and job.context_exchange != "auto" else shares
+    shares = job.context_exchange if shares and job.context_exchange != "own" else shares
     if divides and shares in ("", "gathered") and set(others) <= {"context_parallel"}:
         _check_plan(job, trainer, split, spec)
         notes.assume(

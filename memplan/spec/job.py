@@ -245,7 +245,7 @@ class Job(Frozen):
     """Stages that the layers are divided into."""
     context_parallel: Positive = 1
     """GPUs that share each sequence."""
-    context_exchange: Choice = "auto"
+    context_exchange: Choice = "own"
     """How they do in attention: as the trainer, or all keys and values gathered (ring-flash-attention's llama3)."""
     expert_parallel: Positive = 1
     """GPUs that the experts are divided over."""

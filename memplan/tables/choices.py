@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "gradient_checkpointing": ("none", "full", "selective"),
     "kernels": ("none", "liger", "foak", "unsloth", "te"),
     "float8": ("none", *FLOAT8),
-    "context_exchange": ("auto", "gathered"),
+    "context_exchange": ("own", "gathered"),
     "mixer_kernels": ("auto", "torch", "cuda"),
     "attention": ("flash", "sdpa", "eager"),
     "loss_head": words_of(
