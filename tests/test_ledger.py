@@ -1,6 +1,7 @@
 """Proves the arithmetic of the ledger on one that can be followed with a pencil: four instants, six rows."""
 
 import ast
+import inspect
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -134,13 +135,17 @@ def test_an_evaluation_has_a_batch_of_its_own_and_does_not_accumulate() -> None:
     assert Ledger(()).detailed
 
 
-def told_of(call: ast.Call, module: ModuleType) -> str:
-    """What a call of ``told`` looks for in the text: what it says, else the name of its row."""
+def told_of(call: ast.Call, module: ModuleType) -> set[str]:
+    """What a call of ``told`` looks for in the text: what it says, else its row's name; of a local of the function
+    every text that is a word of the module."""
     given = [word.value for word in call.keywords if word.arg == "of"]
     assert isinstance(call.func, ast.Attribute)
     assert isinstance(call.func.value, ast.Call)
     name = (given or call.func.value.args)[0]
-    return str(eval(ast.unparse(name), vars(module)))
+    if isinstance(name, ast.Name) and name.id not in vars(module):
+        words = ast.walk(ast.parse(inspect.getsource(module)))
+        return {str(each.value) for each in words if isinstance(each, ast.Constant)} & ledger._texts().keys()
+    return {str(eval(ast.unparse(name), vars(module)))}
 
 
 def test_every_row_that_is_told_has_its_text_and_every_text_its_row() -> None:
@@ -150,6 +155,8 @@ def test_every_row_that_is_told_has_its_text_and_every_text_its_row() -> None:
         if ".told(" in text:
             module = import_module(".".join(path.with_suffix("").parts[path.parts.index("memplan") :]))
             calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-            told |= {told_of(call, module) for call in calls if getattr(call.func, "attr", "") == "told"}
+            told |= {
+                each for call in calls if getattr(call.func, "attr", "") == "told" for each in told_of(call, module)
+            }
     assert told == set(ledger._texts())
     assert {len(each) for each in ledger._texts().values()} == {3}

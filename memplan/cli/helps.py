@@ -6,7 +6,8 @@ import re
 import textwrap
 from typing import Any, Literal, get_args, get_origin
 
-from memplan.cli.options import FLAGS, SECTIONS, JobOption, job_options
+from memplan.cli.options import SECTIONS, JobOption, job_options
+from memplan.cli.output import FORMATS
 from memplan.cli.said_help import write_rows
 from memplan.lang import ENGLISH, language
 from memplan.spec.allocator import Allocator
@@ -17,7 +18,7 @@ from memplan.tables.choices import ALIASES, CHOICES
 from memplan.tables.texts import texts_by_name
 from memplan.units import words_of
 
-EXTRA = texts_by_name(__file__)
+EXTRA = texts_by_name(__file__) | {"format_": f"Form of the result: {', '.join(FORMATS)}."}
 COMMON: dict[str, tuple[str, ...]] = {
     "Training, such as --method dpo -b 4 --sequence-length 4096": (
         "method",
@@ -85,9 +86,7 @@ INNER: dict[str, type[Lora] | type[Rollout] | type[Allocator]] = {
 def _documented(option: JobOption, texts: dict[Any, dict[str, str]]) -> JobOption:
     key, job = option.parameter, texts[Job]
     first, _, inner = key.partition("_")
-    if key in FLAGS:
-        text = FLAGS[key][1]
-    elif first in INNER and inner:
+    if first in INNER and inner:
         owner = INNER[first]
         text = texts[owner][inner] + _values(owner, inner) if inner in texts[owner] else ""
     else:
@@ -149,8 +148,6 @@ def _listed(text: str, choices: tuple[str, ...], count: int) -> str:
 
 def sections(params: Any, everything: bool) -> list[tuple[str, Rows]]:
     """What the help of a command shows, by section: every option, or the common ones and the command's own."""
-    from memplan.cli import output
-
     documented = {option.parameter: option for option in documented_options()}
     common = {key: title for title, keys in COMMON.items() for key in keys}
     found: dict[str, Rows] = {}
@@ -161,7 +158,7 @@ def sections(params: Any, everything: bool) -> list[tuple[str, Rows]]:
             continue
         title = option.section if option else BESIDE.get(key, "Output")
         title = title if everything else common.get(key, title)
-        text = option.help if option else output.HELP.get(key) or EXTRA[key]
+        text = option.help if option else EXTRA[key]
         is_option = param.param_type_name == "option"
         found.setdefault(title if is_option else "Arguments", []).append((key, _written(param, everything), text))
     found.setdefault("Output", [])

@@ -25,17 +25,11 @@ SECTIONS = {title: words_of(keys) for title, keys in texts_by_name(__file__).ite
 """Sections of the help; LoRA has its own, and a key that is named nowhere is under the last."""
 
 FLAGS = {
-    "use_lora": ("--lora/--no-lora", "LoRA with its defaults; --no-lora trains all weights, whatever a job file says."),
-    "reshard_after_forward": (
-        "--reshard-after-forward/--no-reshard-after-forward",
-        "FSDP2: free a layer's gathered weights after its forward; a number goes by --set.",
-    ),
-    "load_in_4bit": ("--load-in-4bit", "Short for --quantization nf4."),
-    "load_in_8bit": ("--load-in-8bit", "Short for --quantization int8."),
-    "gradient_checkpointing": (
-        "--gradient-checkpointing/--no-gradient-checkpointing",
-        "Activation checkpointing: full, or none.",
-    ),
+    "use_lora": "--lora/--no-lora",
+    "reshard_after_forward": "--reshard-after-forward/--no-reshard-after-forward",
+    "load_in_4bit": "--load-in-4bit",
+    "load_in_8bit": "--load-in-8bit",
+    "gradient_checkpointing": "--gradient-checkpointing/--no-gradient-checkpointing",
 }
 """Flags that are no yes-or-no key of a job."""
 MAPPINGS = words_of("lora deepspeed allocator images extra_models optimizer_args megatron fsdp ddp rollout sync")
@@ -60,7 +54,7 @@ def job_options() -> tuple[JobOption, ...]:
     options = [_of_key(key) for key in Job.model_fields if key not in MAPPINGS]
     options += [JobOption("recompute", ("--recompute",), "HOW", _section("recompute"))]
     options += [
-        JobOption(key, (flag,), "", _section(key)) for key, (flag, _) in FLAGS.items() if key not in Job.model_fields
+        JobOption(key, (flag,), "", _section(key)) for key, flag in FLAGS.items() if key not in Job.model_fields
     ]
     return (
         *options,
@@ -73,7 +67,7 @@ def job_options() -> tuple[JobOption, ...]:
 def _of_key(key: str) -> JobOption:
     name = key.replace("_", "-")
     if key in FLAGS:
-        return JobOption(key, (FLAGS[key][0],), "", _section(key))
+        return JobOption(key, (FLAGS[key],), "", _section(key))
     if _is_flag(Job, key):
         return JobOption(key, (f"--{name}/--no-{name}",), "", _section(key))
     letters = tuple(f"-{alias}" for alias, meant in ALIASES.items() if meant == key and len(alias) == 1)

@@ -41,13 +41,6 @@ PICTURES = {".svg": "svg", ".png": "png"}
 """Those of commands that draw."""
 EXIT_PIPE_CLOSED = 141
 """What a shell reports for a program that SIGPIPE ends."""
-HELP = {
-    "json": "Print JSON: short for --format json.",
-    "format_": f"Form of the result: {', '.join(FORMATS)}.",
-    "output": "Write to this file; its ending decides the form where --format does not.",
-    "force": "Overwrite the file.",
-    "html": "A page of it, too: one file.",
-}
 
 
 class Result(NamedTuple):

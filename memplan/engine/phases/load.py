@@ -168,20 +168,14 @@ def _enter_fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
         return
     found = units(recipe, weights)
     if recipe.sharding.name == "fsdp":
-        size, copies = max(found.values()), 2
-        why = "a unit is moved to the card and copied into its flat parameter, of which a part stays"
-        source = "torch 2.13 distributed/fsdp/_init_utils.py: _init_param_handle_from_module"
+        size, copies, how = max(found.values()), 2, "a unit, copied into its flat parameter"
     elif load.way == "rank0":
-        size, copies = largest_bytes(recipe, weights), 1
-        why = "each parameter is sent to all ranks whole, and a part of it stays"
-        source = "accelerate 1.15 utils/fsdp_utils.py: fsdp2_load_full_state_dict"
+        size, copies, how = largest_bytes(recipe, weights), 1, "a parameter, sent to all ranks"
     else:
-        size, copies = max(found.values()), 1
-        why = "a unit is moved to the card, and a part of each parameter stays"
-        source = "torch 2.13 distributed/fsdp/_fully_shard: _move_states_to_device, _init_sharded_param"
+        size, copies, how = max(found.values()), 1, "a unit, moved to the card"
     ledger.add(
         "what is divided, whole", "temporaries", copies * size, at=SHARD, high=2 * size if copies == 1 else -1
-    ).formula("copies × the largest × bytes", copies, size).since(why, source)
+    ).told(copies, size, of=how)
 
 
 __all__ = ["INSTANTS", "enter"]

@@ -22,7 +22,6 @@ INSTANTS = (MODEL, OPTIMIZER)
 WEIGHTS, STATES = "the checkpoint's weights", "states as they are read"
 CATEGORIES = {WEIGHTS: "parameters", STATES: "optimizer_states", "gradients of zeros": "gradients"}
 FSDP = "accelerate 1.15 utils/fsdp_utils.py: load_fsdp_model, load_fsdp_optimizer"
-ZERO = "deepspeed 0.19 runtime/engine.py: _load_checkpoint, _get_all_zero_checkpoint_state_dicts"
 
 
 def enter(ledger: Ledger, parts: Any) -> None:
@@ -44,44 +43,37 @@ def _plain(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> 
     """Weights by way of the host; a loop of one's own may have them, and every rank's, on the card."""
     own, copied = recipe.trainer.name == "pytorch", recipe.optimizer.row.library == "bitsandbytes"
     states = own_states(recipe, weights)
-    trainer = "transformers 5.23 trainer.py: _load_from_checkpoint, _load_optimizer_and_scheduler"
     if own:
-        why = "torch.load puts tensors where they were saved from, unless map_location says another place"
-        torch = "torch 2.13 serialization.py: load"
-        _enter(ledger, WEIGHTS, size, MODEL, "gpu", why, torch, dies=OPTIMIZER)
+        _enter(ledger, WEIGHTS, size, MODEL, "gpu", "weights by torch.load", dies=OPTIMIZER)
     else:
-        why = "safetensors maps its files; older ones are copies in every process until the model has them"
-        _enter(ledger, WEIGHTS, 0, MODEL, NODE, why, trainer, high=size)
+        _enter(ledger, WEIGHTS, 0, MODEL, NODE, "weights by safetensors", high=size)
     if own or recipe.parallel.world > 1:
-        why = "bitsandbytes copies the states that it is given, which are on the card"
-        _enter(ledger, STATES, states * copied, OPTIMIZER, "gpu", why, trainer)
+        _enter(ledger, STATES, states * copied, OPTIMIZER, "gpu", "states that bitsandbytes copies on the card")
     else:
-        why = f"one process reads the optimizer's file to the host{', and bitsandbytes copies it' if copied else ''}"
-        _enter(ledger, STATES, states * (1 + copied), OPTIMIZER, "host", why, trainer)
+        how = "states of one process, copied" if copied else "states of one process"
+        _enter(ledger, STATES, states * (1 + copied), OPTIMIZER, "host", how)
 
 
 def _zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> None:
     """DeepSpeed: below stage 3 all weights, and each partition, by way of every process's host memory."""
     if recipe.zero_stage < 3:
-        why = "every process reads the file of all weights to its host memory"
-        _enter(ledger, WEIGHTS, size, MODEL, "host", why, ZERO)
+        _enter(ledger, WEIGHTS, size, MODEL, "host", "all weights to every process")
     groups, ranks = groups_of(recipe, weights), max(1, recipe.sharding.ranks)
     masters = sum(-(-group.elements // ranks) for group in groups) * FP32
-    why = "every process reads its partition, fp32 weights and states, to its host memory"
-    _enter(ledger, STATES, own_states(recipe, weights) + masters, OPTIMIZER, "host", why, ZERO)
+    _enter(ledger, STATES, own_states(recipe, weights) + masters, OPTIMIZER, "host", "a partition to every process")
 
 
 def _fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> None:
     """FSDP: whole files tensor by tensor, or each process its own part."""
     one, whole, ranks = recipe.sharding.name == "fsdp", recipe.moments.saving.way == "whole", recipe.sharding.ranks
     trained, states = [weight for weight in weights if weight.trained], own_states(recipe, weights)
-    first, every = "the first process reads the whole file", "every process reads the whole file"
-    why, place, part = (every, "host", size) if one else (first, NODE, size)
+    first, every = "a whole file to the first process", "a whole file to every process"
+    how, place, part = (every, "host", size) if one else (first, NODE, size)
     if not whole:
-        why, place, part = "every process reads its own part to the host", "host", -(-size // ranks)
-    _enter(ledger, WEIGHTS, part, MODEL, place, why, FSDP)
-    why, place, part = (first, NODE, states * ranks) if whole else (why, place, states)
-    _enter(ledger, STATES, part, OPTIMIZER, place, why, FSDP)
+        how, place, part = "its own part to every process", "host", -(-size // ranks)
+    _enter(ledger, WEIGHTS, part, MODEL, place, how)
+    how, place, part = (first, NODE, states * ranks) if whole else (how, place, states)
+    _enter(ledger, STATES, part, OPTIMIZER, place, how)
     if whole or one:
         what = "unit" if one else "tensor"
         for name, at, those in (("the largest", MODEL, weights), ("a state of the largest", OPTIMIZER, trained)):
@@ -89,16 +81,14 @@ def _fsdp(ledger: Ledger, recipe: Recipe, weights: list[Weight], size: int) -> N
             gathering(ledger, f"{name} {what}, gathered", largest, at, FSDP)
     if not one:
         zeros = -(-whole_bytes(recipe, trained) // ranks)
-        why = "states are made by a step on gradients of zeros before they are read"
-        torch = "torch 2.13 distributed/checkpoint/state_dict.py: _init_optim_state"
         place = "host" if recipe.sharding.fsdp.cpu_offload else "gpu"
-        _enter(ledger, "gradients of zeros", zeros, OPTIMIZER, place, why, torch, high=2 * zeros)
+        _enter(ledger, "gradients of zeros", zeros, OPTIMIZER, place, "a step on gradients of zeros", high=2 * zeros)
 
 
 def _enter(
-    ledger: Ledger, name: str, size: int, at: str, place: str, why: str, source: str, dies: str = "", *, high: int = -1
+    ledger: Ledger, name: str, size: int, at: str, place: str, how: str, dies: str = "", *, high: int = -1
 ) -> None:
+    """A row that is read ``how`` the text of the ledger says."""
     category = CATEGORIES[name] if size or place != NODE else "file_pages"
     low = 0 if dies else -1
-    entered = ledger.add(name, category, size, at, dies or at, place=place, low=low, high=high)
-    entered.formula("elements × bytes", max(size, high)).since(why, source)
+    ledger.add(name, category, size, at, dies or at, place=place, low=low, high=high).told(max(size, high), of=how)
