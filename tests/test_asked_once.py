@@ -112,8 +112,10 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --n
 """
 
 
-def test_what_waits_on_the_host_and_is_counted_on_the_card_is_a_bound() -> None:
-    found = checked("a.sh", MEGATRON.format("--fine-grained-activation-offloading"))
+@pytest.mark.parametrize("without", [(), ("fine_grained_activation_offloading",)])
+def test_what_waits_on_the_host_and_is_counted_on_the_card_is_a_bound(without: tuple[str, ...]) -> None:
+    given = {"without": without} if without else {}
+    found = checked("a.sh", MEGATRON.format("--fine-grained-activation-offloading"), **given)
     assert (found.fits, found.at_most) == ("yes", True)
     assert "at most" in found.text
 

@@ -259,8 +259,7 @@ def without(given: JobInput, keys: Iterable[str]) -> JobInput:
     """The job without the doubt about keys of its file, whose values no option asks for; a key without one is told."""
     keys = tuple(keys)
     left = [
-        each._replace(why=LEFT_OUT, decides="", above=False) if each.key in keys and not each.asks else each
-        for each in given.unread
+        each._replace(why=LEFT_OUT, decides="") if each.key in keys and not each.asks else each for each in given.unread
     ]
     said = tuple(
         f"without {each.key}, which takes no memory, as --without says" for each in left if each.why == LEFT_OUT

@@ -20,7 +20,7 @@ from memplan.frameworks.reading import as_started, documents_of, framework_of, r
 from memplan.gpus import find_gpu
 from memplan.local_gpu import has_local
 from memplan.report import Report
-from memplan.spec.reading import JobInput, with_changes, without
+from memplan.spec.reading import LEFT_OUT, JobInput, with_changes, without
 from memplan.units import format_bytes
 
 _PLACE = re.compile(r"^(?P<path>.+?), line (?P<line>\d+): (?P<text>.*)$", re.DOTALL)
@@ -241,12 +241,13 @@ def _answer(path: str, given: JobInput, report: Report, advise: bool) -> Checked
     more = f", up to {format_bytes(verdict.high_bytes)} at the worst" if worse else ""
     left = short if verdict.fits == "no" else f"{format_bytes(room)} free{more}"
     cards = f"{f'{gpus} × ' if gpus > 1 else ''}{verdict.gpu}"
-    at_most = bound or any(each.above and each.decides for each in given.unread)
+    above = [each for each in given.unread if each.above and (each.decides or each.why == LEFT_OUT)]
+    at_most = bound or (verdict.fits != "no" and bool(above))
     needed = verdict.usable_bytes - room  # of what is held on a full card a cache is given back
     if worse and at_most and report.unclear:  # which says nothing else of the worst
         worse, needed = 0, verdict.high_bytes
-    above = "at most " if at_most and not worse else ""
-    needs = f"{above}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
+    most = "at most " if at_most and not worse else ""
+    needs = f"{most}{format_bytes(needed)} of {format_bytes(verdict.usable_bytes)} usable"
     hint, where = "", given.origins.get("batch_size", "")
     engine, stays = report.engine, "may not" if verdict.fits == "tight" else "does not"
     why = engine.why if engine and not engine.starts else report.engine_doubt
