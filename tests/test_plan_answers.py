@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from memplan.engine.totals import forget
 from memplan.gpus import listed
 from memplan.planner import plan, questions
+from memplan.planner.candidates import Candidates, trainings
+from memplan.planner.listed import Listed
 from memplan.planner.planning import Question, question, search
 from memplan.planner.questions import gpu_counts, least_of_all, tried
 from memplan.reporting import peak
 from memplan.spec.gpu import Gpu
+from memplan.spec.groups import Provenance
 from memplan.spec.reading import read_job
+from memplan.spec.recipe import Recipe
+from memplan.tables.methods import METHODS
 from memplan.units import GiB
 
 JOBS = st.fixed_dictionaries(
@@ -80,6 +85,38 @@ def test_a_smallest_card_of_another_vendor_is_planned_as_that_vendors() -> None:
     assert small.words.endswith(again.plans[0].name)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"method": "dpo", "num_gpus": 8},
+        {"method": "sft", "lora": {"r": 8}, "quantization": "nf4", "num_gpus": 2},
+        {"method": "grpo", "trainer": "verl", "num_gpus": 4, "allocator": {"per_process_memory_fraction": 0.9}},
+        {"model": MODELS["mixtral"], "method": "sft", "num_gpus": 16, "trainer": "megatron"},
+        {"method": "sft", "float8": "tensorwise", "num_gpus": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("smaller", ["rtx-5070-12gb", "rtx-4090-24gb", "a100-40gb"])
+def test_what_was_listed_for_one_card_is_listed_for_a_smaller_one(keys: dict[str, Any], smaller: str) -> None:
+    """With the same recipes, but for the order; and where something generates, beside that."""
+    job = {"model": "llama-3.2-1b", "gpu": "h100-80gb", "gpus_per_node": 8, "global_batch_size": 16, **keys}
+    asked, there = question(read_job(job)), question(read_job({**job, "gpu": smaller}))
+    listed = Listed(asked, tried(asked).of)
+    leanest = METHODS[keys["method"]].online
+    found, own = (lists(there.given, there.space, there.device, leanest) for lists in (listed, trainings))
+    assert named(found) == named(own)
+    assert len(found.legal) == len(own.legal)
+    assert own.legal or "float8" in keys
+
+
+def named(of: Candidates) -> dict[str, Recipe]:
+    return {
+        repr(sorted(each.keys.items())): each.recipe._replace(provenance=Provenance({}, {}), generator=None)
+        for each in of.legal
+    }
+
+
 @pytest.mark.parametrize("needs", [9, 15, 20, 23.2, 30, 47, 90, 500])
 def test_a_smallest_card_is_the_first_that_fits_of_all(needs: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cards of one kind need the same, and each kind a little more than the one before."""
@@ -92,7 +129,7 @@ def test_a_smallest_card_is_the_first_that_fits_of_all(needs: float, monkeypatch
 
     asked: list[str] = []
 
-    def one(of: Question) -> Any:
+    def one(of: Question, lists: Any) -> Any:
         asked.append(of.gpu.name)
         return SimpleNamespace(fits=fits(of.gpu), fastest="a plan")
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from memplan.cost import card, seconds
 from memplan.errors import MemplanError
 from memplan.planner import tiers
-from memplan.planner.candidates import Floors
+from memplan.planner.candidates import allowed_of, floor_of
 from memplan.planner.moves import LAYOUT, NUMERICS, UNORDERED, Move, compatible, moves, together, training_moves
 from memplan.planner.pricing import ROWS, Priced, Pricing
 from memplan.planner.rollout_moves import UNORDERED as OF_GENERATION
@@ -101,7 +101,7 @@ class Around:
     def __init__(self, given: JobInput, recipe: Recipe) -> None:
         assert recipe.hardware.gpu is not None
         self.given, self.recipe, self.device = given, recipe, card(recipe.hardware.gpu)
-        self.pricing, self.floors = Pricing(self._free()), Floors()
+        self.pricing = Pricing(self._free())
         self.before = seconds(recipe, self.device) / tokens(recipe)
         self.made: dict[Hashable, Changed | None] = {}
         self.nearest: tuple[Changed, Priced] | None = None
@@ -155,7 +155,7 @@ class Around:
 
     def floored(self, each: Changed) -> bool:
         """Whether its model states alone are too large."""
-        return self.floors(each.recipe)
+        return floor_of(each.recipe) > allowed_of(each.recipe)
 
     def price(self, each: Changed) -> Priced:
         """Its memory, with what costs nothing as far as it is needed."""

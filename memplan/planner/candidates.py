@@ -47,6 +47,8 @@ class Candidate(NamedTuple):
     """The same update but for its batch, whatever generates beside it; None where nothing does."""
     ready: Prepared | None = None
     """Of its speed, what all batches of its structure share."""
+    floor: int = 0
+    """Bytes of model states on the fullest rank of its layout."""
 
     @property
     def batch(self) -> int:
@@ -116,7 +118,7 @@ class Builder:
     """Makes candidates, and counts what is refused by its reason."""
 
     def __init__(self, given: JobInput, space: Space, device: Device, leanest: bool = False) -> None:
-        self.given, self.space, self.device, self.above, self.leanest = given, space, device, Floors(), leanest
+        self.given, self.space, self.device, self.leanest = given, space, device, leanest
         self.legal: list[Candidate] = []
         self.refused: dict[tuple[int, str], Refused] = {}
         self.layout, self.structures, self.nested = 0, dict[Hashable, int](), dict[str, JobInput]()
@@ -148,7 +150,7 @@ class Builder:
         self.layout += 1
         sizes, known = batches(self.space, data_ranks(self.space, layout)), set[Hashable]()
         better: dict[str, set[Hashable]] = {key: set() for key in OUTDONE}
-        everything, asked = others(self.space, layout), False
+        everything, floor = others(self.space, layout), 0
         made, ready = Made(), dict[Hashable, Prepared]()
         for other, own, rest, twins in everything:
             if own in known:
@@ -167,17 +169,17 @@ class Builder:
             if found is None:
                 continue
             keys, recipe = made[own] = found
-            if not asked and self.above(recipe):
+            floor = floor or floor_of(recipe)
+            if floor > allowed_of(recipe):
                 self.floored.append(Floored(family, keys, len(everything) * len(sizes)))
                 return
-            asked = True
             known.update(named(other, recipe))
             better["pair_pass"].add(own)
             if recipe.others.reference == LEANEST["reference"] and not stays_gathered(recipe):
                 better["reference"].add(frozenset({**other, **LEANEST}.items()))
             if rest not in ready:
                 ready[rest] = prepare(recipe, self.device)
-            self._batches(family, keys, recipe, sizes, ready[rest])
+            self._batches(family, keys, recipe, sizes, ready[rest], floor)
 
     def _number(self, keys: Keys) -> int:
         """What a structure of the layout at hand is known by."""
@@ -212,7 +214,9 @@ class Builder:
         known = self.refused.get((number, reason), Refused(keys, reason, 0, hint))
         self.refused[number, reason] = known._replace(plans=known.plans + count)
 
-    def _batches(self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]], ready: Prepared) -> None:
+    def _batches(
+        self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]], ready: Prepared, floor: int
+    ) -> None:
         bounded = "reference" in keys and not stays_gathered(first)
         structure = self._number(keys)
         leaner = self._number({**keys, **LEANEST}) if bounded else structure
@@ -231,7 +235,7 @@ class Builder:
             took = seconds(recipe, self.device, ready) / examples_per_step(recipe)
             group, under = (structure, steps_class), (leaner, steps_class)
             order = took, changes, len(self.legal)
-            self.legal.append(Candidate(full, recipe, took, number, group, under, order, ready=ready))
+            self.legal.append(Candidate(full, recipe, took, number, group, under, order, None, ready, floor))
 
     def _with_batch(self, first: Recipe, keys: Keys, size: int, steps: int) -> Recipe:
         """The recipe with another batch. Raises MemplanError for one that it cannot have."""
@@ -242,15 +246,17 @@ class Builder:
         return first.in_batches(size, steps)
 
 
-class Floors:
-    """Whether model states alone are too large for the card: whatever the passes hold, it cannot fit."""
+def allowed_of(recipe: Recipe) -> int:
+    """Bytes of the card above which nothing fits with the margin."""
+    assert recipe.hardware.gpu is not None
+    return int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
 
-    def __call__(self, recipe: Recipe) -> bool:
-        """States depend on the layout, and not on the batch or the other axes (tests/test_plan_order.py). A critic's
-        may wait on the host while the policy trains."""
-        assert recipe.hardware.gpu is not None
-        usable = int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
-        return stepping(recipe._replace(others=recipe.others._replace(critic=None)), usable) > usable
+
+def floor_of(recipe: Recipe) -> int:
+    """Bytes of model states, or the first that are too many for the card: whatever the passes hold, it cannot fit. They
+    depend on the layout, and not on the batch or the other axes (tests/test_plan_order.py). A critic's may wait on the
+    host while the policy trains."""
+    return stepping(recipe._replace(others=recipe.others._replace(critic=None)), allowed_of(recipe))
 
 
 PLAIN: dict[str, tuple[Any, ...]] = {

@@ -14,10 +14,10 @@ from memplan.generic import generic_model
 from memplan.gpus import find_gpu
 from memplan.lengths.longest import with_lengths
 from memplan.models import load_model
-from memplan.planner.candidates import Candidate, Candidates
+from memplan.planner.candidates import Candidate, Candidates, allowed_of
 from memplan.planner.freed import with_half_base, without_critics_batch, without_settings
 from memplan.planner.generating import bounded, usual_trainers
-from memplan.planner.pricing import Priced, Pricing, allowed_of
+from memplan.planner.pricing import Priced, Pricing
 from memplan.planner.result import Instead, Plan, Point, billed
 from memplan.planner.search import Found, best, front
 from memplan.planner.space import BATCH, CHOSEN, Space

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import NamedTuple
 
 from memplan.engine.bounds import at_least, first_stage, held_at_least
-from memplan.planner.candidates import Candidate
+from memplan.planner.candidates import Candidate, allowed_of
 from memplan.planner.degrees import Keys
 from memplan.priced import price
 from memplan.reporting import Peak, peak
@@ -19,12 +19,6 @@ from memplan.spec.recipe import Recipe
 from memplan.units import DTYPE_BYTES
 
 PLAIN, EXPANDABLE = Allocator.model_construct(), Allocator.model_construct(expandable_segments=True)
-
-
-def allowed_of(recipe: Recipe) -> int:
-    """Bytes of the card above which nothing fits with the margin."""
-    assert recipe.hardware.gpu is not None
-    return int(recipe.hardware.gpu.usable_bytes * (1 - recipe.hardware.margin))
 
 
 class Free(NamedTuple):

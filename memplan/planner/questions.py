@@ -9,14 +9,15 @@ from memplan.cost.optimizer import is_offloaded, trained_elements
 from memplan.errors import MemplanError, UsageError, did_you_mean
 from memplan.gpus import listed
 from memplan.models import load_model
-from memplan.planner.candidates import Builder, Candidate, Candidates, without_choices
+from memplan.planner.candidates import Builder, Candidate, Candidates, trainings, without_choices
 from memplan.planner.degrees import Keys
 from memplan.planner.generating import engines_of
+from memplan.planner.listed import Listed
 from memplan.planner.planning import Question, Searched, Tell, nothing, pricing_of
 from memplan.planner.pricing import Priced, Pricing
 from memplan.planner.result import Answer
 from memplan.planner.search import Found, best, largest
-from memplan.planner.splits import candidates
+from memplan.planner.splits import Lists, candidates
 from memplan.planner.steps import depends_on_batch
 from memplan.planner.words import plan_name
 from memplan.presets import model_names
@@ -41,7 +42,7 @@ class Tried(NamedTuple):
     of: Candidates
     pricing: Pricing
     leanest: bool = False
-    """Of each group the smallest batch alone: enough to say whether any plan fits."""
+    """Of each group the smallest batch alone, or in another card's order: enough to say whether any plan fits."""
 
     @property
     def fits(self) -> bool:
@@ -70,10 +71,11 @@ def _keeps(each: Candidate) -> bool:
     return each.keys.get("gradient_checkpointing") != "full"
 
 
-def tried(asked: Question, whole: bool = False) -> Tried:
+def tried(asked: Question, whole: bool = False, lists: Lists = trainings) -> Tried:
     """The question, ready to answer; unless ``whole``, with the leanest alone beside engines: ways multiply batches."""
     leanest = METHODS[asked.given.job.method].online and not whole
-    return Tried(asked, candidates(asked.given, asked.space, asked.device, leanest), pricing_of(asked), leanest)
+    of = candidates(asked.given, asked.space, asked.device, leanest, lists)
+    return Tried(asked, of, pricing_of(asked), leanest or lists is not trainings)
 
 
 def gpu_counts(asked: Question) -> Iterator[int]:
@@ -121,14 +123,15 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
     asked = first.asked
     least, too_small = first.least, dict[Hashable, int]()
     cards = [gpu for gpu in listed() if _computes(asked, gpu) and least <= _room(asked, gpu) * asked.space.gpus]
-    kinds = _kinds(first, cards)
+    kinds, listed_before = _kinds(first, cards), Listed(asked, first.of)
 
     @cache
     def on(name: str) -> Tried | None:
         tell(f"trying {name}", 0, 0)
         gpu = next(each for each in cards if each.name == name)
         space = asked.space._replace(vendor=gpu.vendor)
-        there = tried(asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space))
+        own = asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space)
+        there = tried(own, lists=listed_before)
         return there if there.fits else None
 
     for gpu in cards:

@@ -6,7 +6,7 @@ of the same group that did not fit, as memory grows with the batch; no larger a 
 (``under``); and what a part of its rows comes to (``least``). So once a candidate of a layout was priced and did not
 fit, the smallest batch of each further group of it, and of the leaner one, is priced first until one of these fits;
 where the last bound ruled out many of them (``PATIENCE``), it is asked of these first. Layouts whose model states
-alone are too large are left out before (``candidates.Floors``). Of those that the last bound rules out, ``nearest``
+alone are too large are left out before (``candidates.floor_of``). Of those that the last bound rules out, ``nearest``
 finds which miss by least."""
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Every training with every way to generate beside it: candidates of online methods."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import chain
 
 from memplan.cost import examples_per_step, seconds
@@ -10,28 +10,33 @@ from memplan.planner.degrees import Keys
 from memplan.planner.generating import Generators, Way, useful, usual_trainers, ways
 from memplan.planner.space import Space
 from memplan.spec.reading import JobInput
+from memplan.tables.methods import METHODS
 
+Lists = Callable[[JobInput, Space, Device, bool], Candidates]
 MOST = 8_000
 """Trainings with ways to generate beside them; of more, the fastest trainings and the leanest are looked at."""
 
 
-def candidates(given: JobInput, space: Space, device: Device, leanest: bool = False) -> Candidates:
+def candidates(
+    given: JobInput, space: Space, device: Device, leanest: bool = False, lists: Lists = trainings
+) -> Candidates:
     """Every candidate of the space, the fastest first; of an online method with every way to generate beside it, by
-    each of the trainers that are usual for it where none is named. ``leanest``: as of ``trainings``."""
-    parts = [_of_trainer(name, given, space, device, leanest) for name in usual_trainers(given.job, space.gpus)]
+    each of the trainers that are usual for it where none is named. ``leanest``: as of ``trainings``; ``lists``: which
+    these are, or what stands for them."""
+    parts = [_of_trainer(name, given, space, device, leanest, lists) for name in usual_trainers(given.job, space.gpus)]
     if not parts:
-        return _of_job(given, space, device, leanest)
+        return _of_job(given, space, device, leanest, lists)
     legal, refused, floored, outdone = zip(*parts, strict=True)
     ordered = sorted(chain(*legal), key=lambda each: each.order)
     return Candidates(ordered, [*chain(*refused)], [*chain(*floored)], sum(outdone))
 
 
-def _of_trainer(name: str, given: JobInput, space: Space, device: Device, leanest: bool) -> Candidates:
+def _of_trainer(name: str, given: JobInput, space: Space, device: Device, leanest: bool, lists: Lists) -> Candidates:
     """The candidates of a trainer, as keys that name it."""
     own: Keys = {"trainer": name}
     space = space._replace(job=space.job.model_copy(update=own))
     given = given._replace(job=given.job.model_copy(update=own), sources={**given.sources, "trainer": "option"})
-    legal, refused, floored, outdone = _of_job(given, space, device, leanest)
+    legal, refused, floored, outdone = _of_job(given, space, device, leanest, lists)
     plans = [
         each._replace(
             keys={**each.keys, **own},
@@ -50,17 +55,17 @@ def _of_trainer(name: str, given: JobInput, space: Space, device: Device, leanes
     )
 
 
-def _of_job(given: JobInput, space: Space, device: Device, leanest: bool) -> Candidates:
+def _of_job(given: JobInput, space: Space, device: Device, leanest: bool, lists: Lists) -> Candidates:
     every = ways(given.job, space)
     if not every:
-        return trainings(given, space, device, leanest)
+        return (trainings if METHODS[given.job.method].online else lists)(given, space, device, leanest)
     legal, refused, floored = list[Candidate](), list[Refused](), list[Floored]()
     for cards in dict.fromkeys(way.engine_gpus for way in every):
         of = [way for way in every if way.engine_gpus == cards]
         keys = {"num_gpus": space.gpus - cards} if cards else {}
         job = given.job.model_copy(update=keys)
         divided = space._replace(gpus=space.gpus - cards, job=space.job.model_copy(update=keys))
-        found = trainings(given._replace(job=job), divided, device, leanest)
+        found = lists(given._replace(job=job), divided, device, leanest)
         legal += _with_ways(given._replace(job=job), divided, device, found.legal, of, keys, leanest)
         refused += found.refused if not cards else []
         floored += [each._replace(keys={**each.keys, **of[0].keys}) for each in found.floored]

@@ -7,7 +7,8 @@ from memplan.lengths.distribution import cut_at
 from memplan.meters import needed_of
 from memplan.planner import tiers
 from memplan.planner.around import SAME, Around, Changed
-from memplan.planner.pricing import Priced, allowed_of
+from memplan.planner.candidates import allowed_of
+from memplan.planner.pricing import Priced
 from memplan.report import Remedy
 from memplan.reporting import Peak, peak
 from memplan.resolve import resolve
