@@ -258,6 +258,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "leave it out",
     ),
     (
+        {
+            "sharding": "fsdp",
+            "num_gpus": 2,
+            "gradient_accumulation_steps": 2,
+            "sync_each_batch": False,
+            "precision": "fp32",
+            "fsdp": {"keep_low_precision_grads": True, "use_orig_params": True},
+        },
+        "fsdp.keep_low_precision_grads: true with original parameters under no_sync",
+        "leave it out, or use sync_each_batch true",
+    ),
+    (
         {"trainer": "litgpt", "method": "dpo"},
         "trainer: LitGPT has no dpo: it trains sft",
         "use trainer: trl or llamafactory or openrlhf or mindspeed, or method: sft",

@@ -71,12 +71,21 @@ def divided(
     fsdp: FsdpSettings,
     notes: Notes,
 ) -> Sharding:
-    """How model states are divided, with everybody's settings."""
+    """How model states are divided, with everybody's settings. Raises InvalidJob for gradients that keep what they have
+    been views of: FSDP1 gives them other data in place (torch 2.13 _flat_param.py: _use_sharded_grad_views)."""
+    sync = _syncs(job, trainer, split, accumulation, notes)
+    views = split.name == "fsdp" and fsdp.use_orig_params and accumulation > 1 and not sync
+    if views and fsdp.keep_low_precision_grads:
+        raise InvalidJob(
+            "fsdp.keep_low_precision_grads: true with original parameters under no_sync: each layer's whole gradient "
+            "stays until the step is done, which is not modelled",
+            "leave it out, or use sync_each_batch true",
+        )
     return Sharding(
         name=split.name,
         ranks=degrees.shards,
         reshard_after_forward=resharding(job, split, degrees),
-        sync_each_batch=_syncs(job, trainer, split, accumulation, notes),
+        sync_each_batch=sync,
         gradient_as_bucket_view=job.gradient_as_bucket_view,
         deepspeed=zero,
         fsdp=fsdp,
