@@ -32,7 +32,7 @@ def test_what_is_no_argument_is_told_in_words(said: str, call: Callable[[Any], o
 
 
 def test_the_first_job_of_a_process_is_written_out() -> None:
-    """Groups of keys that nobody gave have no schema before."""
+    """Groups of keys that nobody gave have no schema before it."""
     program = "from memplan import Job; print(Job(model='qwen3-8b', lora={'r': 8}).model_dump(mode='json')['fsdp'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("{")

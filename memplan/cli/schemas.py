@@ -94,11 +94,8 @@ def job_schema() -> Schema:
     for default in defaults:
         if isinstance(default, Frozen):
             default.model_dump()  # before Pydantic 2.14 a schema takes no default whose serializer is not built
-    inner = {owner.__name__: owner for owner in _models(job.Job)}
-    Frozen.inline = True
-    for owner in inner.values():
-        owner.model_rebuild(force=True)
     schema = TypeAdapter(job.Job).json_schema()
+    inner = {owner.__name__: owner for owner in _models(job.Job)}
     for name, part in schema.get("$defs", {}).items():
         _describe(part, attribute_docstrings(inner[name]))
     properties = schema["properties"]
@@ -114,7 +111,7 @@ def job_schema() -> Schema:
     return {"$schema": DIALECT, **schema, "title": "memplan job"}
 
 
-def _models(hint: Any) -> Iterator[type[Frozen]]:
+def _models(hint: Any) -> Iterator[type]:
     """The models that are named in a type, or in the fields of one, however deep."""
     for argument in get_args(hint):
         yield from _models(argument)

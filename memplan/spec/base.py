@@ -1,9 +1,9 @@
 """The one Pydantic base of everything that is described: frozen, and with no unknown fields."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, SerializationInfo
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import Self
 
@@ -13,16 +13,6 @@ class Frozen(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     __slots__ = ("_hashed",)
-    inline: ClassVar[bool] = False
-    """Models that are built now have those of their fields inside them, as a JSON Schema wants them."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Its own schema; in a field of another it is made when such a value is first given."""
-        if handler.field_name is None or Frozen.inline:
-            return handler(source)
-        dumped = core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True)
-        return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=dumped)
 
     def __hash__(self) -> int:
         """Of the fields, computed once: models are looked up in caches again and again."""
@@ -52,13 +42,3 @@ class Described(Frozen):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Its own schema; in a field of another, an instance."""
         return handler(source) if handler.field_name is None else core_schema.is_instance_schema(cls)
-
-
-def _dumped(value: Frozen, info: SerializationInfo) -> dict[str, Any]:
-    """As a field of what is dumped; Pydantic itself would not make the schema of a default that nobody gave."""
-    return value.model_dump(
-        mode=info.mode,
-        exclude_unset=info.exclude_unset,
-        exclude_defaults=info.exclude_defaults,
-        exclude_none=info.exclude_none,
-    )

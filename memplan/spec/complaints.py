@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from memplan.errors import KEYS_ARE_LISTED, InvalidJob, did_you_mean
@@ -12,7 +12,7 @@ from memplan.spec.job import Job
 def as_invalid_job(error: Any, where: str, options: Collection[str] = ()) -> InvalidJob:
     """The first of Pydantic's complaints, in one line: of those about one value, the one that went furthest into it.
     ``where``: the file; ``options``: keys that are not of it."""
-    complaints = list(_complaints(error))
+    complaints = error.errors(include_url=False)
     about = [each for each in complaints if each["loc"][0] == complaints[0]["loc"][0]]
     first = max(about, key=lambda each: len(each["loc"]))
     outer = str(first["loc"][0])
@@ -30,16 +30,6 @@ def as_invalid_job(error: Any, where: str, options: Collection[str] = ()) -> Inv
     hint = re.sub("^write ", f"write {key}: ", write)
     value = "null" if given is None else str(given).lower() if isinstance(given, bool) else str(given)[:80]
     return InvalidJob(f"{where}{key}: {value!r} is {what}", hint)
-
-
-def _complaints(error: Any, at: tuple[Any, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Each with its place in the job: those of a value that has fields stand in the one about it (``Frozen``)."""
-    for each in error.errors(include_url=False):
-        inner, place = each.get("ctx", {}).get("error"), (*at, *each["loc"])
-        if hasattr(inner, "errors"):
-            yield from _complaints(inner, place)
-        else:
-            yield each | {"loc": place}
 
 
 def _wrong(kind: str, given: Any, context: dict[str, Any], inner: list[str]) -> tuple[str, str]:
