@@ -77,8 +77,9 @@ def subject_of(key: str, value: object = True) -> str:
 
 
 NO_LESS = re.compile(
-    r"on the host (?:\(\w+\) )?are counted on the (?:device|card|GPU)$|not divided over several$|padded$"
-    r"|which keeps? more\b|logits of whole sequences are counted$|held until the step$|not quantised$"
+    r"on the host (?:\(\w+\) )?are counted on the (?:device|card|GPU)$|not divided over several$"
+    r"|padded$|without quantisation$|not quantised$|which keeps? more\b"
+    r"|logits of whole sequences are counted$|held until the step$"
     r"|(?<!: all weights )(?:is|are) counted (?:whole|with full|(?:over all logits )?at once|as (?:saved|kept|trained))"
 )
 """Why a key is not counted, of what takes no less without it: what fits so fits."""

@@ -110,8 +110,3 @@ HARMLESS = words(_PARTS["harmless"])
 """Arguments of data, templates, rewards, logging and sampling."""
 NOT_MODELLED = told_in(_PARTS["not-modelled"])
 """Arguments that bear and are not modelled, where they are on: what of memory they decide, and why."""
-FROM_ABOVE = words(
-    """freeze_parameters freeze_parameters_regex freeze_parameters_ratio lisa_activated_layers galore_quantization
-    galore_proj_quant galore_optim_per_parameter use_tiled_mlp gkd_logits_topk"""
-)
-"""Those of them without which no less is counted."""

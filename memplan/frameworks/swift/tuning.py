@@ -11,7 +11,7 @@ from memplan.frameworks.common.image_bounds import fill_with_images
 from memplan.frameworks.hugging_face.towers import reads_text_alone
 from memplan.frameworks.megatron.keys import FUSED_LINEARS
 from memplan.frameworks.own_words.names import lora_targets, module_names
-from memplan.frameworks.swift.keys import FROM_ABOVE, NOT_MODELLED, TUNERS
+from memplan.frameworks.swift.keys import NOT_MODELLED, TUNERS
 from memplan.spec.freezing import LANGUAGE_MODEL
 
 EVERY = ("all-linear", "ALL", "all")
@@ -47,7 +47,7 @@ def read_tuning(keys: Keys, newest: bool) -> bool:
     keys.skip(*others)
     for key, (decides, why) in NOT_MODELLED.items():
         if key not in others and keys.is_on(key):
-            (keys.bound if key in FROM_ABOVE else keys.warn)(key, why, decides)
+            keys.warn(key, why, decides)
     if kind == "full":
         keys.put("lora", None, "tuner_type")
         _freeze(keys)
