@@ -177,9 +177,8 @@ def _check_te(trainer: Trainer) -> None:
     """Megatron's layers are made of TransformerEngine's modules; elsewhere it serves fp8 alone."""
     if not trainer.megatron:
         raise InvalidJob(
-            f"kernels: te with {trainer.title}: accelerate puts TransformerEngine's modules in for fp8 alone, which is "
-            "not modelled yet",
-            "use a trainer that runs on Megatron, or leave kernels out",
+            f"kernels: te with {trainer.title}: accelerate puts TransformerEngine's modules in for fp8 alone",
+            "use float8: te, or a trainer that runs on Megatron",
         )
 
 
