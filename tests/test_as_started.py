@@ -327,6 +327,13 @@ def test_a_default_that_trl_changed_is_told_where_nothing_pins_the_version() -> 
     Path("pinned/train.py").write_text(f"{text}max_completion_length=256)).train()\n")
     Path("pinned/requirements.txt").write_text("trl==0.24.0\ntorch==2.9.0\n")
     assert not [each for each in check_file("pinned/train.py", CARD).assumed if "; until " in each]
+    for tag, version in (("", "newest"), ("@69ad852e", "newest"), ("@v0.15.2", "0.15.2")):
+        Path("pinned/requirements.txt").write_text(f"trl @ git+https://github.com/huggingface/trl.git{tag}\n")
+        forget()
+        found = check_file("pinned/train.py", CARD)
+        of_git = [each for each in found.assumed if "requirements.txt has trl of git; until --trainer-version" in each]
+        assert bool(of_git) == (version == "newest")
+        assert [each for each in found.assumed if "reference none" in each] or version == "0.15.2"  # beta was 0.04
 
 
 @pytest.mark.parametrize(

@@ -191,3 +191,14 @@ def labelled(row: Framework, version: str, draft: Draft) -> Framework:
     found = row._replace(version=version or row.version)
     draft.read[-1:] = [each.replace(row.label, found.label) for each in draft.read[-1:]]
     return found
+
+
+def put_version(row: Framework, version: str, why: str, path: str, draft: Draft) -> str:
+    """The version, with what it is by; a package of git is of a day that its commit does not tell."""
+    whose = "" if "pins" in why or not path else pinned(path, f"{row.name}@")[1]
+    if whose:
+        version = version or row.version
+        why = f"{whose} has {row.name} of git{UNTIL}--trainer-version tells its day, the newest with these arguments"
+    if version:
+        draft.of_version(version, why)
+    return version

@@ -13,7 +13,7 @@ from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_names import ROWS
-from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, nearest, told
+from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, nearest, put_version, told
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.copied import COPY, gather_copy
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
@@ -88,8 +88,8 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     if "pins" not in why and version_key(version) < version_key(BORN.get(method, "")):
         version, why = "", ""  # what was gone before there was the method is a name of the program's own
     version = _modelled(version, method, trainer, draft)
-    if version:
-        draft.of_version(version, why)
+    row = trl.FRAMEWORK if package == "trl" else transformers.FRAMEWORK
+    version = put_version(row, version, why, "" if unsloth else path, draft)
     since = draft.version
     old = since < ((5,) if package == "transformers" else (0, 27))
     beneath = pins.get("transformers") or pinned(path, "transformers")[0] if package == "trl" else ""

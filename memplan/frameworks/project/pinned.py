@@ -29,6 +29,8 @@ _NEEDED = re.compile(
     rf"^[ \t\"'-]*{_OF}(?:\[[\w,\s-]*\])?\s*\(?((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)",
     re.MULTILINE,
 )
+_OF_GIT = re.compile(r"git\+https://github\.com/huggingface/(trl|transformers)(?:\.git)?(?![\w/-])(?:@v(\d[\w.]*\w))?")
+"""Of a release's tag, or of none: a commit, or the branch of that day."""
 _LISTED = re.compile(rf"[\"']{_OF}(?:\[[\w,\s-]*\])?\s*\(?((?:(?:==|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)\)?[\"';]")
 """Of a list on one line: ``install_requires=["torch", "trl==0.11.4"]``; Poetry writes ``"trl (==0.11.4)"``."""
 _INSTALLED = re.compile(rf"\b{_OF}(?:\[[\w,]+\])?\s*==\s*v?(\d[\w.]*\w)")
@@ -104,6 +106,7 @@ def _versions(text: str, name: str) -> list[tuple[str, str]]:
     specs = [found for each in (_NEEDED, _LISTED) for found in each.findall(lines)]
     needed = [(package, _newest(spec, package)) for package, spec in specs]
     needed += [(f"{package}>=", least[1]) for package, spec in specs if (least := re.search(r">=\s*(\d[\w.]*)", spec))]
+    needed += [(package if tag else f"{package}@", tag or "git") for package, tag in _OF_GIT.findall(lines)]
     dotted = [(package, sign, version) for package, sign, version in _POETRY.findall(lines)]
     exact = [(package, version) for package, sign, version in dotted if sign != "^" or version.startswith("0.")]
     return [(package, version) for package, version in (*needed, *exact) if version]
