@@ -5,15 +5,16 @@ runtime/fp16/fused_optimizer.py, unfused_optimizer.py. Norms are taken in fp64 o
 
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.ledger import Ledger
-from memplan.engine.model_states import loop_bytes, step_temporaries
+from memplan.engine.model_states import loop_bytes
 from memplan.engine.optimizer.states import flat
 from memplan.engine.parallel.zero.flat_groups import Group, groups_of
 from memplan.engine.parallel.zero.reductions import Held
-from memplan.engine.parallel.zero.states import persistent_bytes, weight_itemsize
+from memplan.engine.parallel.zero.states import persistent_bytes
 from memplan.engine.play.zero.divided import Divided
 from memplan.engine.play.zero.engine import Engine, step_of
 from memplan.engine.play.zero.partitions import Partitions
 from memplan.engine.play.zero.sub_groups import sub_groups_of
+from memplan.engine.play.zero.whole import WholeEngine
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
@@ -29,8 +30,8 @@ def enter_zero_step(
     groups = groups_of(recipe, weights)
     if not groups:
         return
-    by_wrapper = STEPS.get(recipe.sharding.deepspeed.wrapper)
-    moments = by_wrapper(recipe, groups) if by_wrapper else _played(recipe, groups, played)
+    wrapper = recipe.sharding.deepspeed.wrapper
+    moments = _whole_buffer(recipe, groups) if wrapper == "bf16" else _played(recipe, groups, played)
     moments["persistent parameters × bytes, gathered again"] = persistent_bytes(recipe, weights)
     what = max(moments, key=lambda moment: moments[moment])
     size = max(moments[what], 0)
@@ -41,9 +42,9 @@ def enter_zero_step(
 
 
 def _played(recipe: Recipe, groups: list[Group], begins: Held | None) -> dict[str, int]:
-    """Stages 1 to 3, whose engines are played. Of stages 1 and 2 another rank may have most while norms are taken: that
+    """Of engines that are played. Of stages 1 and 2 another rank may have most while norms are taken: that
     on which its gradients and one of them in fp64 are most together."""
-    engine, moments = Engine(NOTHING), dict[str, int]()
+    engine, moments = WholeEngine(recipe, groups) if recipe.zero_stage == 0 else Engine(NOTHING), dict[str, int]()
     if recipe.zero_stage == 3:
         engine = Divided(NOTHING, recipe, {}, sub_groups_of(recipe, groups), [])
     elif begins:
@@ -60,41 +61,9 @@ def _played(recipe: Recipe, groups: list[Group], begins: Held | None) -> dict[st
     return {" + ".join(what): step.most - step.inside} | moments
 
 
-def own_bytes(recipe: Recipe, elements: int) -> int:
-    """Temporaries of the optimizer on a flat tensor of so many fp32 elements."""
-    if recipe.optimizer.implementation == "fused":
-        return 0
-    if recipe.optimizer.implementation == "foreach":
-        return recipe.optimizer.row.foreach_copies * FP32 * elements
-    return loop_bytes(recipe, [(flat(elements, FP32), 1)])
-
-
 def _whole_buffer(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
-    """BF16_Optimizer steps on a view of its fp32 buffer, all groups in one step."""
-    sizes = [own_bytes(recipe, group.partition) for group in groups]
-    return {"the optimizer's": sum(sizes) if recipe.optimizer.implementation == "foreach" else max(sizes)}
-
-
-def _flattened(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
-    """FP16_Optimizer: each group's gradients in fp32, one by one and then flat, beside the groups before."""
-    moments, before, freed = {}, 0, 0
-    for i, group in enumerate(groups):
-        copies = 2 if sum(weight.copies for weight in group.weights) > 1 else 1
-        moments[f"group {i + 1}: elements × 4 × {copies}"] = before + copies * FP32 * group.elements - freed
-        before += FP32 * group.elements
-        freed += weight_itemsize(recipe, group) * group.elements
-    own = [own_bytes(recipe, group.elements) for group in groups]
-    extra = sum(own) if recipe.optimizer.implementation == "foreach" else max(own)
-    moments["elements × (4 + the optimizer's)"] = before + extra - freed
-    return moments
-
-
-def _each_by_itself(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
-    """FP16_UnfusedOptimizer: an fp32 gradient for each parameter, beside the half-precision one."""
-    weights = [weight for group in groups for weight in group.weights]
-    elements = sum(group.elements for group in groups)
-    return {"elements × 4 + the optimizer's": FP32 * elements + step_temporaries(recipe, weights, FP32, 1)}
-
-
-STEPS = {"bf16": _whole_buffer, "fused": _flattened, "unfused": _each_by_itself}
-"""What holds most in a step of what is not played, by DeepSpeed's wrapper."""
+    """BF16_Optimizer, which is not played, steps on a view of its fp32 buffer, all groups in one step."""
+    implementation, sizes = recipe.optimizer.implementation, [group.partition for group in groups]
+    if implementation == "foreach":
+        return {"the optimizer's": recipe.optimizer.row.foreach_copies * FP32 * sum(sizes)}
+    return {"the optimizer's": loop_bytes(recipe, [(flat(max(sizes), FP32), 1)]) if implementation == "loop" else 0}

@@ -5,12 +5,16 @@ deepspeed 0.19 runtime/engine.py (``allreduce_no_retain``, ``allreduce_bucket``)
 fused_optimizer.py (``__init__``, ``step``), which bf16 has too (engine.py: ``_do_optimizer_sanity_check``)."""
 
 from collections.abc import Callable
+from itertools import groupby
 
-from memplan.engine.parallel.zero.flat_groups import buckets_of, groups_of
-from memplan.engine.parallel.zero.states import FP32, weight_itemsize
+from memplan.engine.allocator.replay import StepEvents
+from memplan.engine.parallel.zero.flat_groups import Group, buckets_of, groups_of
+from memplan.engine.parallel.zero.states import FP32, weight_itemsize, zero_tensors
+from memplan.engine.play.optimizer import Optimizer
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.tape import PlayTape
-from memplan.engine.tape.graph import Tensor
+from memplan.engine.play.zero.engine import Engine
+from memplan.engine.tape.graph import Param, Tensor
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
@@ -51,6 +55,25 @@ class Whole(Sharding):
             self.wide += each
         steps()
         self.wide.clear()
+
+
+class WholeEngine(Engine):
+    """The same without a step around it: gradients are there."""
+
+    def __init__(self, recipe: Recipe, groups: list[Group]) -> None:
+        super().__init__(StepEvents((), 0))
+        alike = (pair for group in groups for pair in groupby(group.weights, lambda weight: weight.copies))
+        weights = [each._replace(copies=1) for copies, layer in alike for each in list(layer) * copies]
+        self.hooks = Whole(recipe, self.tape, weights)
+        for weight in weights:
+            param = Param(self.tape, weight.name, weight.elements, self.hooks.itemsize, trained=True)
+            self.tape.stored[param] = self.tape.new(param.dim, param.itemsize, "gradients", category="gradients")
+        tensors = zero_tensors(recipe, self.hooks.groups)[0]
+        self.optimizers = [Optimizer(recipe, self.tape, [tensor for tensor, _ in tensors])]
+
+    def step(self) -> None:
+        """What wraps the optimizer."""
+        self.hooks.step(self.optimizers[0].step)
 
 
 def masters(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> list[Tensor]:
