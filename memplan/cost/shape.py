@@ -1,5 +1,6 @@
 """What decides how long a pass over layers takes: batch, parallelism, kernels, adapters, what is made again."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from memplan.cost.again import Repeated, repeated
@@ -11,7 +12,9 @@ from memplan.engine.tensors import expert_ranks
 from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
+from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
+from memplan.tables.kernels import Kernels
 
 HALF, FP32 = 2, 4
 ADAPTED_IN, ADAPTED_OUT = 2.0, 12.0
@@ -123,7 +126,10 @@ def shape_of(recipe: Recipe, work: ModelWork) -> Shape:
     degrees, adapter, attention = recipe.parallel, recipe.adapter, recipe.operators.attention
     layers = sum(count for count, _ in work.layers) or 1
     kernels = recipe.operators.kernels
-    adapted, elements, moved, weighed = _adapted(recipe) if adapter else (0, 0.0, 0.0, 0.0)
+    adapted, elements, moved, weighed = 0, 0.0, 0.0, 0.0
+    if adapter is not None:
+        of = recipe.operators.kernels, _adapter_itemsize(recipe, adapter), recipe.trainer.megatron
+        adapted, elements, moved, weighed = _adapted(recipe.model, adapter, *of)
     batch = recipe.batch
     several = max(1, batch.sequence_length // batch.longest) if batch.longest else 1  # each attends within itself
     megatron, settings = recipe.trainer.megatron, recipe.megatron
@@ -214,20 +220,21 @@ def _adapter_itemsize(recipe: Recipe, adapter: Adapter) -> int:
     return FP32 if plain and recipe.operators.kernels.adapters not in FUSED_OUT else HALF
 
 
-def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
-    """(linears with an adapter, elements of all adapters, bytes that these move for a token, and for weights)."""
-    adapter = recipe.adapter
-    assert adapter is not None
-    linears, elements, moved, weighed = 0, 0.0, 0.0, 0.0
-    wide, own = _adapter_itemsize(recipe, adapter), recipe.operators.kernels.adapters
+@lru_cache(maxsize=256)
+def _adapted(
+    spec: ModelSpec, adapter: Adapter, kernels: Kernels, wide: int, megatron: bool
+) -> tuple[int, float, float, float]:
+    """(linears with an adapter, elements of all adapters, bytes that these move for a token, and for weights).
+    ``wide``: as of ``_adapter_itemsize``."""
+    linears, elements, moved, weighed, own = 0, 0.0, 0.0, 0.0, kernels.adapters
     plain = WIDE_OUT if wide > HALF else ADAPTED_OUT
-    after = FUSED_OUT.get(own, COMPILED_OUT[wide] if recipe.operators.kernels.compiled else plain)
+    after = FUSED_OUT.get(own, COMPILED_OUT[wide] if kernels.compiled else plain)
     after += DORA_OUT * wide if adapter.dora else 0.0
     before = (
         WIDE_IN if wide > HALF else ADAPTED_IN + (WIDENED if adapter.itemsize > HALF and own not in FUSED_OUT else 0.0)
     )
     before += 2 * adapter.itemsize + MASK if adapter.dropout else 0.0
-    for run in recipe.model.runs:
+    for run in spec.runs:
         for linear in () if run.layer.unadapted else run.layer.linears:
             if linear.name in adapter.targets:
                 linears += run.count
@@ -239,7 +246,7 @@ def _adapted(recipe: Recipe) -> tuple[int, float, float, float]:
             continue
         for bare, rank in expert_ranks(adapter, experts):
             *_, outputs, inputs = bare.shape
-            if not recipe.trainer.megatron:
+            if not megatron:
                 weighed += run.count * STACKED[wide] * bare.parameters
                 continue
             linears += run.count

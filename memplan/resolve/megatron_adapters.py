@@ -5,6 +5,7 @@ Whether Megatron's layers, as modelled, run a job, and of which models its norms
 Sources: megatron-core 0.14 to 0.16 transformer/transformer_layer.py; of August 2026 ssm/gated_delta_net."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from memplan.errors import InvalidJob
 from memplan.resolve.freezing import PROJECTOR, TOWER, tower_rests
@@ -47,6 +48,7 @@ def adapters_refused(lora: Lora, trainer: Trainer) -> str:
     return f"lora.{field}" if field else ""
 
 
+@lru_cache(maxsize=64)
 def products(spec: ModelSpec) -> dict[str, set[str]]:
     """Megatron's names of products, and the linears of the model that each stands for."""
     found: dict[str, set[str]] = {name: set() for name in OF_BRIDGE}
