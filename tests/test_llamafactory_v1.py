@@ -92,7 +92,6 @@ def test_deepspeeds_file_is_followed(tmp_path: Path) -> None:
     [
         ("dist_config: {name: fsdpturbo, ep_size: 16}", "dist_config"),
         ("peft_config: {name: freeze, freeze_trainable_layers: 2}", "peft_config"),
-        ("kernel_config: {name: liger_kernel}", "kernel_config"),
         ("kernel_config: {name: 'auto, flash-linear-attention'}", "kernel_config"),
         ("full_determinism: true", "full_determinism"),
         ("model_class: cls", "model_class"),
@@ -103,6 +102,11 @@ def test_deepspeeds_file_is_followed(tmp_path: Path) -> None:
 def test_what_is_not_understood_is_named(tmp_path: Path, line: str, key: str) -> None:
     found = read(tmp_path, f"{PLAIN}{line}\n").warnings
     assert any(key in warning and "line" in warning and "is not counted" in warning for warning in found), found
+
+
+def test_kernels_that_only_lower_the_peak_are_a_bound(tmp_path: Path) -> None:
+    (warning,) = read(tmp_path, f"{PLAIN}kernel_config: {{name: liger_kernel}}\n").warnings
+    assert "kernel_config: the loss is counted as PyTorch's, which keeps more than Liger's" in warning
 
 
 def test_a_command_names_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
