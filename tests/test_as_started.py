@@ -556,3 +556,23 @@ def test_what_a_program_does_of_its_own_is_said_where_its_config_alone_is_read(
         found = check_file(name, {**CARD, "num_gpus": 4})
         assert (found.fits, found.job["method"]) == ("unclear", "dpo"), found.text
         assert says in found.text
+
+
+def test_a_command_that_names_a_config_is_taken_before_one_that_names_another_of_its_folder() -> None:
+    Path("sft").mkdir()
+    for name in ("full", "qlora"):
+        keys = "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 256\nper_device_train_batch_size: 1\n"
+        Path(f"sft/{name}.yaml").write_text(keys)
+    Path("zero3.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\n")
+    Path("run_sft.py").write_text(
+        "from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser\n"
+        "args, model = TrlParser((SFTConfig, ModelConfig)).parse_args_and_config()\n"
+        "SFTTrainer(model=model.model_name_or_path, args=args, train_dataset=rows).train()\n"
+    )
+    started = "accelerate launch {} run_sft.py --config sft/{}.yaml\n"
+    zero3 = started.format("--config_file zero3.yaml", "full")
+    page = zero3 + started.format("--num_processes 8", "qlora")
+    Path("README.md").write_text(f"```shell\n{page}```\n")
+    forget()
+    found = {name: check_file(f"sft/{name}.yaml", {**CARD, "num_gpus": 8}) for name in ("full", "qlora")}
+    assert [found[name].job["sharding"] for name in found] == ["zero3", "ddp"], [each.text for each in found.values()]

@@ -677,3 +677,15 @@ def test_a_script_of_any_older_transformers_says_that_its_attention_may_be_eager
     line = f"{PLAIN} --lora_r 8 --model_max_length 512 {more}".replace("Qwen/Qwen2.5-0.5B", "lmsys/vicuna-7b-v1.5")
     found = check(line, "fastchat/train/train_lora.py")
     assert any("until then eager" in each for each in found.assumed) == said, found.assumed
+
+
+@pytest.mark.parametrize(("more", "fits"), [("--do_predict", "skipped"), ("--do_predict --do_train", "yes")])
+def test_a_command_that_predicts_alone_trains_nothing(more: str, fits: str) -> None:
+    found = check(f"{PLAIN} --model_max_length 256 {more}", "run_clm.py")
+    assert (found.fits, "trains nothing" in found.text) == (fits, fits == "skipped"), found.text
+
+
+def test_adapters_of_which_a_file_says_a_part_are_asked_for() -> None:
+    for more, typed in (("--r 32", "--lora-r 32"), ("--target_modules q_proj,v_proj", "--lora-r 16")):
+        found = check(f"{PLAIN} --model_max_length 256 {more} --lora_alpha 64", "sft_of_ours.py")
+        assert (found.fits, typed in found.hint) == ("unclear", True), (found.text, found.hint)

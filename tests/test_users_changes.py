@@ -242,3 +242,13 @@ Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=64), tra
 """
     found = checked("a.py", text, sequence_length=2048, num_gpus=1)
     assert (found.fits, named in found.text) == ("unclear" if named else "no", True)
+
+
+def test_fastchats_flash_attention_in_a_llamas_place_is_counted() -> None:
+    patch = (
+        "from fastchat.train.patches import replace_llama_attn_with_flash_attn\nreplace_llama_attn_with_flash_attn()"
+    )
+    text = PROGRAM.format(lines="", before=patch, trainer="Trainer", more="", evaluates="no")
+    for model, attention in (("huggyllama/llama-7b", "flash"), ("Qwen/Qwen2.5-0.5B", "sdpa")):
+        found = checked("a.py", text.replace("Qwen/Qwen2.5-0.5B", model), sequence_length=256, num_gpus=1)
+        assert found.job["attention"] == attention, found.text

@@ -15,7 +15,7 @@ from memplan.frameworks.commands import hydra
 from memplan.frameworks.commands.launch import PROGRAMS, Launch, launches
 from memplan.frameworks.files import hosted
 from memplan.frameworks.files.documents import Document, Settings
-from memplan.frameworks.files.following import open_reference, open_written, trains_nothing
+from memplan.frameworks.files.following import found_at, open_reference, open_written, program_at, trains_nothing
 from memplan.frameworks.programs import reader as python
 from memplan.frameworks.registry import recognise
 from memplan.frameworks.shell.reader import Command, Word, options_of, scalar
@@ -77,7 +77,7 @@ def _alone(document: Document, command: Command) -> Document:
 def _trains(part: Document) -> bool:
     """Whether a command starts a training that is known, or one that cannot be read."""
     launch = next(launches(part), None)
-    if launch is None or is_other(launch) or trains_nothing(part.path, launch.program):
+    if launch is None or is_other(launch) or _predicts(launch) or trains_nothing(part.path, launch.program):
         return False
     try:
         row, _ = whose(part)
@@ -98,6 +98,8 @@ def whose(document: Document) -> tuple[Framework | None, Document]:
     Raises InvalidJob for keys of two frameworks, and for a config that is not here; NoTraining for a script that only
     serves, evaluates or prepares."""
     row, config = _whose(document)
+    if row is not None and document.form == "shell" and (predicted := _only_predicts(document)):
+        raise NoTraining(f"{predicted.where}: do_predict without do_train: it trains nothing", "check a training")
     if row is not None and document.form == "shell" and (other := _only_other(document)):
         hint = "name the script that starts the training"
         raise NoTraining(f"{other.where}: {other.program} trains nothing, by its name", hint)
@@ -110,6 +112,21 @@ def _only_other(document: Document) -> Launch | None:
         return None
     found = [each for each in launches(document) if each.launcher or _MAY_START.search(each.program)]
     return found[0] if found and all(each.launcher and is_other(each) for each in found) else None
+
+
+def _predicts(launch: Launch) -> bool:
+    """Whether a command predicts alone: programs after transformers' examples train under ``--do_train``, where their
+    text asks for it."""
+    said = {key: str(launch.arguments().values.get(key, False)).lower() for key in ("do_predict", "do_train")}
+    here = found_at(launch.path, program_at(launch.path, launch.program)) if launch.program.endswith(".py") else None
+    alone = launch.program.endswith(".py") and said["do_predict"] == "true" and said["do_train"] == "false"
+    return alone and (here is None or "do_train" in here.read_text("utf-8", "replace"))
+
+
+def _only_predicts(document: Document) -> Launch | None:
+    """The first program of a script whose programs predict alone, all."""
+    found = [each for each in launches(document) if each.program.endswith(".py") and not is_other(each)]
+    return found[0] if found and all(map(_predicts, found)) else None
 
 
 def _whose(document: Document) -> tuple[Framework | None, Document]:

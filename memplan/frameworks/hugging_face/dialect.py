@@ -91,15 +91,16 @@ def read_adapter(dialect: Dialect) -> None:
     lora = bool(not full and (switch or mode))
     if not (lora or off) and mode is None and "program" not in keys.draft.facts:
         lora = NAMED.search(dialect.program) is not None or keys.draft.values.get("quantization", "none") != "none"
-        if not lora and rank and keys.has(rank) and keys.whole(rank):
+        ranked = rank if rank and keys.has(rank) and keys.whole(rank) else ""
+        spoken_of = ranked or next((name for each in ("alpha", "targets") if keys.has(name := dialect.one(each))), "")
+        if not lora and spoken_of:
             said = dialect.one("targets")
             named = keys.names(said) if said else None
             targets = lora_targets(named) if named else "all-linear"
             words = targets if isinstance(targets, str) else ",".join(targets)
-            typed = f"add --lora-r {keys.whole(rank)} --lora-targets {words}, or --no-lora"
-            keys.draft.ask(
-                "lora", keys.settings.where(rank), f"{rank}: whether adapters are on is the script's own", typed
-            )
+            typed = f"add --lora-r {keys.whole(ranked) if ranked else 16} --lora-targets {words}, or --no-lora"
+            why = f"{spoken_of}: whether adapters are on is the script's own"
+            keys.draft.ask("lora", keys.settings.where(spoken_of), why, typed)
     made = isinstance(keys.draft.values.get("lora"), dict)  # by a program of its own
     parts = _parts(dialect, rank) if lora and not made else None
     for meaning in ("alpha", "dropout", "targets", "saved", "bias", "dora", "rslora"):

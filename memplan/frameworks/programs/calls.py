@@ -200,7 +200,7 @@ def library(
     made = python_models.made(call, callee) if not callee.name.startswith(CONFIGS) else None
     if made is None:
         changes.called(call)
-    if made is not None or not callee.known:
+    if made is not None or not (callee.known or "_attn_with_flash" in callee.last):
         return call.unknown() if made is None else made
     run.things.append(call.thing(callee.name))
     return run.things[-1]

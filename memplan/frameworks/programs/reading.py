@@ -264,22 +264,22 @@ def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> No
     if len(models) > 1:
         where = gathered.where("reward_model_name_or_path")
         draft.warn("reward_funcs", where, "one of several reward models is counted", "model")
-    judge = trainer.values.get("judge")
-    if isinstance(judge, Thing) and judge.last == "PairRMJudge":
+    if getattr(trainer.values.get("judge"), "last", "") == "PairRMJudge":
         gathered.add("judge", "pair_rm", trainer.places["judge"])
 
 
 def _put_liger(gathered: Gathered, models: list[Thing], run: Run, draft: Draft) -> None:
-    """``apply_liger_kernel_to_llama()`` before a Llama is made, with all that it replaces by default, and
-    AutoLigerKernelForCausalLM; of what is replaced in part, or afterwards, nothing: transformers' own hold no less."""
-    made = {each.place: str(each.values["class"]) for each in models}
+    """``apply_liger_kernel_to_llama()`` before a Llama is made, and AutoLigerKernelForCausalLM, with all that they
+    put there by default: of a part, or afterwards, nothing. FastChat's ``replace_llama_attn_with_flash_attn()``."""
     auto = [each for each in models if str(each.values["class"]).startswith("AutoLigerKernel")]
     loads = [each.place for each in auto if not LIGERS & each.values.keys()]
-    for each in run.things:
-        before = all(each.place.path == place.path and each.place.line < place.line for place in made)
-        if made and before and each.last.startswith(LIGER) and not (each.depth or each.values):
-            family = family_of({"model": models[0].values.get("model_name_or_path"), **draft.options})
-            loads += [each.place] if each.last == f"{LIGER}{family}" else []
+    family = family_of({"model": models[0].values.get("model_name_or_path"), **draft.options}) if models else ""
+    for each in [each for each in run.things if family and not each.depth]:
+        before = all(each.place.path == made.place.path and each.place.line < made.place.line for made in models)
+        if before and each.last == f"{LIGER}{family}" and not each.values:
+            loads.append(each.place)
+        elif each.last == f"replace_{family}_attn_with_flash_attn":
+            gathered.add("attn_implementation", "flash_attention_2", each.place, over=False)
     if loads:
         gathered.add("use_liger_kernel", True, loads[0], over=False)
 

@@ -69,6 +69,7 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
                 yield name, text.replace(each[0], f"{each[1]}{here}")
     near = (here.name, here.parent.name)
     pages = [(name, text) for name, text in found if not name.endswith(SHELLS) and any(each in text for each in near)]
+    in_place: list[tuple[str, str]] = []
     for name, text in sorted(pages, key=lambda each: here.name not in each[1]):
         for program in dict.fromkeys(_PROGRAM.findall(text)):
             for launch in commands_in(text, name, program):
@@ -78,27 +79,22 @@ def naming(here: Path) -> Iterator[tuple[str, str]]:
                     continue
                 own = words[words.index(program) + 1 :] if program in words else words  # not those of its launcher
                 if others := [word for word in own if _beside(found_at(name, word), here)]:
-                    stem = posixpath.basename(others[0]).rpartition(".")[
-                        0
-                    ]  # zero3/a100_40gb.yaml beside a100_40gb.yaml
-                    with_its = zip(words, (word.replace(stem, here.stem) for word in words), strict=True)
-                    yield (
-                        name,
-                        " ".join(
-                            str(here) if word == others[0] else new if found_at(name, new) else word
-                            for word, new in with_its
-                        ),
-                    )
+                    stem = posixpath.basename(others[0]).rpartition(".")[0]  # zero3/a100.yaml beside a100.yaml
+                    its = {word: new for word in words if found_at(name, new := word.replace(stem, here.stem))}
+                    in_place.append((name, " ".join((its | {others[0]: str(here)}).get(word, word) for word in words)))
+    yield from in_place  # once no command names it
     programs = [
         (name, text)
         for name, text in texts_of(str(top), (".py",))
         if "Trainer" in text and ".train(" in text and not TRIAL.search(os.path.basename(name))
     ]
-    yield from ((name, "") for name, text in programs if here.name in text)
-    taking = [(name, set(_WORD.findall(text))) for name, text in programs if _TAKES.search(text)]
-    keys = set(_KEY.findall(here.read_text(encoding="utf-8", errors="replace")[:MOST_OF_A_DOOR])) if taking else set()
-    shared = {name: len(keys & words) for name, words in taking}
-    yield from ((name, f"python {name} --config {here}") for name, n in shared.items() if n == max(shared.values()))
+    found_in = {name: set(_WORD.findall(text)) for name, text in programs if here.name in text or _TAKES.search(text)}
+    keys = set(_KEY.findall(here.read_text(encoding="utf-8", errors="replace")[:MOST_OF_A_DOOR])) if found_in else set()
+    shared = {name: len(keys & words) for name, words in found_in.items()}
+    taking = [(name, here.name in text) for name, text in programs if name in shared]
+    for name, named in sorted(taking, key=lambda each: (-shared[each[0]], not each[1])):
+        if named or shared[name] == max(shared[each] for each, its in taking if not its):
+            yield name, "" if named else f"python {name} --config {here}"
 
 
 _GIVEN = re.compile(r"""(\$\{\d:-["']?)([^}"'\s]+)""")
