@@ -219,14 +219,16 @@ JOBS: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": "none",
     },
     **{
-        f"a critic is trained before the policy, {name}": {
+        f"a critic is trained before the policy, {name}, {' and '.join(away) or 'nothing'} on the host": {
             "method": "ppo",
             "trainer": "verl",
             "precision": "auto",
             "gradient_accumulation_steps": 2,
             "sharding": name,
+            "trainer_offload": away,
         }
         for name in ("fsdp", "fsdp2")
+        for away in ([], ["optimizer"], ["parameters", "optimizer"])
     },
     **{
         f"a teacher runs {when}": {

@@ -77,15 +77,15 @@ def is_covered(recipe: Recipe) -> bool:
 
 
 def _has_played_critic(recipe: Recipe) -> bool:
-    """Whether there is none, or it steps with the policy, or has a training of its own beside which the policy stays on
-    the card; no engine takes gradients, and no loop names outputs over its steps."""
-    critic, of = recipe.others.critic, recipe.generator
+    """Whether there is none, or it steps with the policy, or has a training of its own; no engine takes gradients,
+    and no loop names outputs over its steps."""
+    critic = recipe.others.critic
     if critic is None or recipe.in_megatron or recipe.zero_stage >= 0:
         return critic is None
     from memplan.engine.critic_engine import has_critic_engine, parted
 
     if has_critic_engine(recipe):
-        return not (of and any(of.away[:3])) and is_covered(parted(recipe)[0])
+        return is_covered(parted(recipe)[0])
     return not (critic.apart or recipe.loss.code.step_outputs)
 
 
