@@ -339,3 +339,21 @@ def test_what_the_engine_takes_bounds_a_prompt_of_trl(tmp_path: Path) -> None:
     without = TRL.replace("--max_prompt_length 512 ", "")
     assert read(tmp_path, f"{without}--use_vllm --vllm_max_model_length 4096").job.sequence_length == 4096
     assert read(tmp_path, f"{without}--use_vllm").job.sequence_length == 1024
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        ("accelerate launch --num_processes 8 ppo.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_prompt_length 512 "
+         "--response_length 512 --bf16", 32),
+        ("NPROC_PER_NODE=8 swift rlhf --rlhf_type ppo --model Qwen/Qwen2.5-0.5B --train_type full --max_length 512 "
+         "--max_completion_length 512 --use_vllm true --local_rollout_forward_batch_size 16", 16),
+    ],
+)  # fmt: skip
+def test_ppo_of_trl_generates_and_scores_a_ranks_batch_at_once(tmp_path: Path, command: str, rows: int) -> None:
+    """Its loop keeps the fp32 logits of all completions, and scores up to 64 sequences whole."""
+    found = read(tmp_path, f"{command} --per_device_train_batch_size 1 --gradient_accumulation_steps 32\n")
+    assert rollout(found) == {"engine": "hf", "max_num_seqs": rows}
+    assert found.job.logprob_token_budget == rows * 1024
+    sizes = {row.name: row.bytes for row in estimate(found.job, play=False).per_gpu.ledger}
+    assert sizes["logits of all completions, from their generation"] == 32 * 512 * 151936 * 4

@@ -33,6 +33,7 @@ def asked(given: JobInput) -> list[str]:
         ("CUDA_VISIBLE_DEVICES=0,2 torchrun --nproc_per_node gpu TRAIN", 2, None),
         ("python -m torch.distributed.launch --nproc_per_node=2 TRAIN", 2, None),
         ("python3 -u -m torch.distributed.run --nproc_per_node=2 TRAIN", 2, None),
+        ("python -u -m pdb -m torch.distributed.run --nproc_per_node=2 TRAIN", 2, None),
         ("deepspeed --num_gpus 4 TRAIN", 4, None),
         ("deepspeed --num_gpus=8 --num_nodes=2 --hostfile hosts TRAIN", 16, 8),
         ("deepspeed --include localhost:4,5,6 TRAIN", 3, None),

@@ -247,7 +247,7 @@ def scoring_recipe(recipe: Recipe) -> Recipe:
     batch = recipe.batch
     if not batch.scoring:
         return recipe
-    if batch.images is not None:  # of whole sequences
+    if batch.images is not None or recipe.loss.code.step_outputs:  # of whole sequences
         return recipe._replace(batch=batch._replace(size=batch.scoring // batch.sequence_length, group=1))
     completions = ceil_div(batch.scoring * batch.completion_length, batch.sequence_length)
     own = batch._replace(size=1, group=1, sequence_length=batch.scoring, completion_length=completions)

@@ -28,6 +28,19 @@ def enter_rollout(ledger: Ledger, recipe: Recipe) -> None:
     ledger.add("rollout: token ids and masks of all micro-steps", "batch", ids).told(
         kept, recipe.batch.sequence_length, 16, of="token ids of a rollout"
     )
+    if scores := scores_bytes(recipe):
+        ledger.add("logits of all completions, from their generation", "logits", scores).told(
+            scores, of="locals of the training loop"
+        )
+
+
+def scores_bytes(recipe: Recipe) -> int:
+    """fp32 logits that transformers' generation hands out, a local of TRL's PPO until the next rollout; 0 elsewhere."""
+    of = recipe.generator
+    if of is None or of.engine != "hf" or not recipe.loss.code.step_outputs:
+        return 0
+    rows = recipe.rows * recipe.batch.accumulation
+    return rows * recipe.batch.completion_length * recipe.model.vocab_size * FP32
 
 
 def enter_teacher(ledger: Ledger, recipe: Recipe, student: TracedPass) -> None:

@@ -232,10 +232,12 @@ def cache_bytes(of: Generator) -> int:
 
 
 def generating_bytes(of: Generator, recipe: Recipe) -> int:
-    """Beside what the trainer holds anyway."""
+    """Beside what the trainer holds anyway; scores that it keeps are there twice while they are stacked."""
     from memplan.engine.generation.cells import expanded_bytes
+    from memplan.engine.rollouts import scores_bytes
 
-    return cache_bytes(of) + max(of.rows * of.model.vocab_size * SAMPLED, expanded_bytes(of)) + _gathered(recipe)
+    sampled = max(of.rows * of.model.vocab_size * SAMPLED, expanded_bytes(of))
+    return cache_bytes(of) + sampled + _gathered(recipe) + scores_bytes(recipe)
 
 
 def _gathered(recipe: Recipe) -> int:

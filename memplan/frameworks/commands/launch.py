@@ -15,6 +15,8 @@ WRAPPERS = words(
     timeout nice stdbuf setsid conda mamba pipenv pdm pixi hatch singularity apptainer docker"""
 )
 """What may stand before a launcher."""
+OF_PYTHON = words("pdb ipdb pudb debugpy cProfile")
+"""Modules that run the program behind them."""
 PROGRAMS = ("trl", "axolotl", "llamafactory-cli", "lmf", "litgpt", "swift", "megatron", "xtuner", "tune", "rl", "sft")
 """Programs that start by themselves."""
 LAUNCHERS = pairs_of(
@@ -100,6 +102,8 @@ def _parts(words: list[Word], command: Command, path: str) -> Launch | None:
         rest = rest[1:]
     while launcher == "python" and len(rest) > 1 and re.fullmatch(r"-[uOBsSEIqv]+", rest[0].text):
         rest = rest[1:]
+    if launcher == "python" and len(rest) > 2 and rest[0].text == "-m" and rest[1].text in OF_PYTHON:
+        rest = rest[2:]
     if launcher == "python" and len(rest) > 1 and rest[0].text == "-m" and rest[1].text in LAUNCHERS:
         launcher, rest = LAUNCHERS[rest[1].text], rest[2:]
     return _split(launcher, rest, command, path)

@@ -20,6 +20,7 @@ from memplan.frameworks.common.generating import (
 from memplan.frameworks.common.references import put_reference
 from memplan.frameworks.swift.keys import ENGINE, METHODS, OF_METHODS, hub_id
 from memplan.frameworks.trl.keys import KNOWN_LOSSES
+from memplan.frameworks.trl.online import read_scores
 from memplan.presets import find_preset
 from memplan.units import ceil_div
 
@@ -196,7 +197,9 @@ OFFLOADS = {"offload_model": ("parameters",), "offload_optimizer": ("optimizer",
 
 def _engine(keys: Keys, method: str) -> None:
     """vLLM in the trainer's processes, on a server, or, before 3.5, on the cards that no process trains on."""
-    if method in ONLINE and keys.flag("use_lmdeploy"):
+    if method == "ppo":  # trainers/rlhf_trainer/ppo_trainer.py: trl's loop, whatever use_vllm says
+        read_scores(keys)
+    elif method in ONLINE and keys.flag("use_lmdeploy"):
         warn_engine(keys, "use_lmdeploy", "LMDeploy beside the trainer is not counted")
     elif method in ONLINE and keys.flag("use_vllm"):
         _vllm(keys)

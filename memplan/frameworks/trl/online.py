@@ -151,6 +151,8 @@ def _vllm(keys: Keys, method: str) -> None:
     """vLLM in the trainer's processes, on a server, or, until 0.15, on a card that no process trains on."""
     keys.skip("vllm_mode", "vllm_enable_sleep_mode", "vllm_device", "generation_batch_size", "steps_per_generation")
     keys.skip(*SERVER, *VLLM)
+    if method == "ppo":
+        read_scores(keys)
     if method not in ("grpo", "rloo", "online-dpo", "distill"):
         keys.warn("use_vllm", f"what generates for {method} is not modelled", "engine" if keys.flag("use_vllm") else "")
         return
@@ -186,6 +188,24 @@ def _vllm(keys: Keys, method: str) -> None:
             version = str(keys.draft.options.get("trainer_version") or "")
             put(keys, "sleep", sleep_level(version), "vllm_enable_sleep_mode")
         _at_once(keys, ("generation_batch_size", "steps_per_generation"))
+
+
+def read_scores(keys: Keys) -> None:
+    """PPO generates by transformers, and scores, 64 sequences of a rank's batch at once where nothing says how many
+    (trl 1.12 experimental/ppo/ppo_trainer.py: batch_generation)."""
+    name = "local_rollout_forward_batch_size"
+    put_engine(keys, "hf", name)
+    keys.skip(name)
+
+    def scored(draft: object) -> None:
+        said = keys.draft.said
+        each = int(said.get("batch_size") or 1)
+        rows = min(keys.whole(name, 64) or 64, each * int(said.get("gradient_accumulation_steps") or 1))
+        put(keys, "max_num_seqs", rows, name)
+        if rows > each and said.get("sequence_length"):
+            keys.put("logprob_token_budget", rows * int(said["sequence_length"]), name)
+
+    keys.draft.finishers["scores"] = scored
 
 
 def sleep_level(version: str) -> str:

@@ -11,7 +11,6 @@ from memplan.tables.trainers import find_trainer
 BEARING = {
     "use_logits_to_keep": "logits of whole sequences are counted",
     "reward_model_init_kwargs": "the reward model is counted in half precision, as the policy computes",
-    "local_rollout_forward_batch_size": "what was generated is counted as scored at the update's micro-batch",
 }
 """Where they are on."""
 HANDLED = words(
