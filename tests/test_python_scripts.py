@@ -515,3 +515,13 @@ def test_a_server_of_which_nothing_is_said_decides_no_refusal(tmp_path: Path) ->
     small = check(tmp_path, text.format("Qwen/Qwen2.5-0.5B"), gpu="h100-80gb")
     assert (small.fits, check(tmp_path, large, gpu="h100-80gb").fits) == ("yes", "unclear")
     assert check(tmp_path, large, gpu="h100-80gb", rollout={"engine": "none"}).fits == "yes"
+
+
+def test_dora_that_the_text_does_not_hold_is_counted(tmp_path: Path) -> None:
+    """And the scale of the adapters is not asked for."""
+    given = read(tmp_path, MODEL + "lora = LoraConfig(r=8, use_dora=ready(), use_rslora=ready())\n" + SFT.replace(
+        "args=", "peft_config=lora, args="))  # fmt: skip
+    assert given.job.lora is not None
+    assert given.job.lora.dora
+    assert ("use_dora", True) in {(each.key, each.above) for each in given.unread}
+    assert "lora" not in asked(given)

@@ -96,7 +96,11 @@ def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = Fa
             lora[FIELDS.get(key, key)] = several
             draft.remarks.append(f"{where}: {key} {verb(value)}: all of them that the model has are counted")
         elif not known(value) or (isinstance(value, str) and "$" in value):  # --lora_r $1
-            _ask_lora(key, value, where, draft)
+            if key == "use_dora":
+                lora["dora"] = True
+                draft.bound(key, where, "DoRA is counted, which takes no less", "adapters")
+            elif key != "use_rslora":  # a factor of what the adapters add
+                _ask_lora(key, value, where, draft)
         elif key in FIELDS:
             lora[FIELDS[key]] = plain(value)
         elif key == "qat_scheme":
