@@ -4,7 +4,7 @@ A schedule is the ordered list of the instants of one step at which memory can p
 another, both included; the total at an instant is a running sum over births and deaths."""
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -80,11 +80,11 @@ class Entry:
         return self
 
     def told(self, *numbers: object, of: str = "", source: str = "") -> None:
-        """All that the text beside this module says of rows of its name, or ``of`` this one; the job's figures in the
-        order of the names in its formula. ``source``: where the text names none."""
+        """All that the text beside this module says of rows whose name is or begins so, or ``of`` this one; the job's
+        figures in the order of the names in its formula. ``source``: where the text names none."""
         if self._rows:
             row = self._rows[-1]
-            template, why, said = _texts()[of or row.name]
+            template, why, said = _text(of or row.name)
             self._rows[-1] = Row(*row[:7], template, numbers, why, said or source, *row[11:])
 
 
@@ -92,6 +92,12 @@ class Entry:
 def _texts() -> dict[str, list[str]]:
     """By name: a row's formula in names, why it is there, and what says so."""
     return {name: [part.strip() for part in text.split("|")] for name, text in texts_by_name(__file__).items()}
+
+
+@lru_cache(maxsize=512)
+def _text(name: str) -> list[str]:
+    """Of the longest name that this one begins with."""
+    return _texts()[max((each for each in _texts() if name.startswith(each)), key=len)]
 
 
 NO_ROW = Entry([])

@@ -215,11 +215,7 @@ def enter_quantised(
         ).since(why, scheme.source)
     left = sum(left_bytes(base, weight) * weight.copies for weight in weights)
     ledger.add(f"linears of {owner} that are not quantised", category, left, place=place).told(
-        base.share_left,
-        elements,
-        round(left / max(base.share_left * elements, 1), 6),
-        of="linears of",
-        source=scheme.source,
+        base.share_left, elements, round(left / max(base.share_left * elements, 1), 6), source=scheme.source
     )
     return packed + scales + left
 

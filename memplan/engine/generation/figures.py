@@ -95,11 +95,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     """Of one card. ``free_at_start``: usable less what others hold; None: all. ``advised``: more ranks for too few.
 
     Raises InvalidJob for a model or a version that is not modelled."""
-    era, cache, weights = (
-        era_of(of.engine, of.version),
-        layout(of),
-        weights_bytes(of, gpu),
-    )
+    era, cache, weights = (era_of(of.engine, of.version), layout(of), weights_bytes(of, gpu))
     context, nccl = _context(of, gpu), communicators(of, gpu)
     own = own_constants(gpu)
     free = free_at_start or Band(*(gpu.usable_bytes,) * 3)

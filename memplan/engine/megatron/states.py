@@ -142,9 +142,9 @@ def _enter_narrow(ledger: Ledger, recipe: Recipe, shares: Sequence[Share], label
 def _enter_weights(ledger: Ledger, recipe: Recipe, buffer: Buffer, shares: Sequence[Share]) -> None:
     e, g, source = recipe.storage.precision.weights, gradient_itemsize(recipe), BUFFER
     wide = buffer.elements - _enter_narrow(ledger, recipe, shares, buffer.label)
-    ledger.add(f"weights{buffer.label}", "parameters", wide * e).told(wide, e, of="weights", source=source)
+    ledger.add(f"weights{buffer.label}", "parameters", wide * e).told(wide, e, source=source)
     ledger.add(f"gradient buffer{buffer.label}", "gradients", buffer.elements * g).told(
-        buffer.elements, g, of="gradient buffer", source=source
+        buffer.elements, g, source=source
     )
 
 
@@ -193,7 +193,7 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, buffer: Buffer, last_instan
     if away:
         ledger.add(
             f"gradients on the host{buffer.label}", "gradients", int(buffer.shard * 4 * away), place="host"
-        ).told(buffer.shard, 4, round(away, 4), of="gradients on the host")
+        ).told(buffer.shard, 4, round(away, 4))
     narrow = [dtype for dtype in (settings.exp_avg_dtype, settings.exp_avg_sq_dtype) if dtype != "fp32"]
     if settings.use_precision_aware_optimizer and narrow:
         copies = buffer.shard * 4 * len(narrow)

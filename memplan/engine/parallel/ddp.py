@@ -5,25 +5,12 @@ torch 2.13 nn/parallel/distributed.py, distributed/algorithms/ddp_comm_hooks."""
 from functools import lru_cache
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.parallel.held_rows import Said
 from memplan.engine.play.ddp import Ddp, InBucket, gradients_of
 from memplan.engine.play.moments import Key, Moment, moments
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tensors import Weight
 from memplan.spec.fsdp import Ddp as Settings
 from memplan.spec.recipe import Recipe
-
-DDP = "torch 2.13 nn/parallel/distributed.py: gradient_as_bucket_view"
-HOOKS = "torch 2.13 distributed/algorithms/ddp_comm_hooks"
-BUCKETS, CAST = "trained elements × gradient bytes", "elements of the largest bucket × 2"
-SAID: Said = {
-    "gradients": (BUCKETS, "gradients are views of buckets, which stay between steps", DDP),
-    "DDP": (BUCKETS, "gradient_as_bucket_view=False keeps buckets beside the gradients", DDP),
-    "bucket": (CAST, "a bucket is cast before its all-reduce and copied back after it", f"{HOOKS}/default_hooks.py"),
-    "PowerSGD's e": ("elements × bytes", "what compression lost is added to the next step's gradients", HOOKS),
-    "PowerSGD's f": ("(rows + columns) × rank × bytes", "P and Q of every matrix that they make smaller, kept", HOOKS),
-}
-"""By how its name begins."""
 
 
 @lru_cache(maxsize=256)
@@ -44,7 +31,6 @@ def enter_ddp(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
     played = _played(recipe.sharding.ddp, recipe.sharding.gradient_as_bucket_view, every)
     last = next((instant for instant in reversed(ledger.schedule) if instant.endswith(".reduce")), "")
     for label, size in played.most_things.items():
-        formula, why, source = next(said for begin, said in SAID.items() if label[1].startswith(begin))
         reduces = () if label in played.things else (last.replace(".reduce", ".loss-backward"), last)
         if last or not reduces:  # an evaluation reduces nothing
-            ledger.add(label[1], label[0], size, *reduces).formula(formula, size).since(why, source)
+            ledger.add(label[1], label[0], size, *reduces).told(size)

@@ -32,7 +32,7 @@ def enter(ledger: Ledger, parts: Any) -> None:
         "gathered_parameters",
         size,
         at=TRANSFER,
-    ).told(size, of="the", source=SOURCES.get(of.gather, ""))
+    ).told(size, of="weights for the engine", source=SOURCES.get(of.gather, ""))
     ledger.add(
         "the base, back from the host",
         "gathered_parameters",

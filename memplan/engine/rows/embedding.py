@@ -74,7 +74,7 @@ def enter_buffers(ledger: Ledger, recipe: Recipe) -> None:
         size = spec.buffer_bytes + spec.buffer_elements * itemsize
         if size:
             ledger.add(f"buffers of the {name}", "buffers", size).told(
-                of="buffers of the", source=f"transformers 5.23 modeling_{spec.family}.py"
+                source=f"transformers 5.23 modeling_{spec.family}.py"
             )
 
 

@@ -86,7 +86,7 @@ class PassRows:
         ):
             size = sum(casts)
             self.ledger.add(f"autocast copies of weights, {label}", "autocast_weights", size, born, until).told(
-                2, size // 2, of="autocast copies of weights"
+                2, size // 2
             )
 
     def enter_backward(self, kept: KeptGradients) -> None:
@@ -141,7 +141,7 @@ class PassRows:
                     sum(layers[j].lingering for j in indices),
                     born,
                     end,
-                ).told(of="inputs kept by quantised linears")
+                ).told()
 
     def _next(self, last_of: dict[int, str], i: int, end: str) -> str:
         """The first instant of layer ``i``'s backward, or the end of backward below the first layer."""
@@ -220,7 +220,7 @@ class PassRows:
                 self._source(tag.category),
             )
         if rest > 0:
-            self.ledger.add(f"transients, {where}", "temporaries", rest * count, born, dies).told(of="transients")
+            self.ledger.add(f"transients, {where}", "temporaries", rest * count, born, dies).told()
 
     def _per_logit(self, size: int, alive: Alive) -> str:
         """Its share of the bytes per logit at an instant, and why the head costs that."""

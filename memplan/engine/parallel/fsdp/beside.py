@@ -33,9 +33,7 @@ def _enter_residual(ledger: Ledger, traced: TracedPass) -> None:
     found = [(f"{traced.plan.name}.tail-reduce", "last layer", traced.input_gradient)]
     found += [(traced.end_of(i), f"below layer {i}", traced.layers[i].boundary) for i in traced.backward_layers]
     for instant, where, size in found:
-        ledger.add(f"gradient of the residual stream, {where}", "temporaries", size, at=instant).told(
-            size, of="gradient of the residual stream"
-        )
+        ledger.add(f"gradient of the residual stream, {where}", "temporaries", size, at=instant).told(size)
 
 
 def _enter_held_inputs(ledger: Ledger, question: Question, traced: TracedPass) -> None:
@@ -55,7 +53,7 @@ def _enter_held_inputs(ledger: Ledger, question: Question, traced: TracedPass) -
         for instant, held in instants.items():
             ledger.add(
                 f"inputs of checkpoints above layer {i}, and their gradients", "activations", held, at=instant
-            ).told(len(above), 2, traced.layers[i].boundary, of="inputs of checkpoints above layer")
+            ).told(len(above), 2, traced.layers[i].boundary)
 
 
 def _enter_on_host(ledger: Ledger, question: Question, recipe: Recipe) -> None:

@@ -70,9 +70,9 @@ def _enter_optimizer(ledger: Ledger, recipe: Recipe, tensors: list[tuple[Stepped
     of_states = sum(sum(state_bytes(recipe, tensor)) for tensor, _ in tensors if tensor.elements in swapped)
     ledger.add(
         f"optimizer's swap files{of}", "optimizer_states", sum(swapped) * 2 * FP32 + of_states, place="nvme"
-    ).told(sum(swapped), round(2 * FP32 + of_states / sum(swapped), 4), of="optimizer's swap files")
+    ).told(sum(swapped), round(2 * FP32 + of_states / sum(swapped), 4))
     ledger.add(f"optimizer's swap buffers{of}", "buffers", where.buffer_count * max(swapped) * FP32, place="host").told(
-        where.buffer_count, max(swapped), FP32, of="optimizer's swap buffers"
+        where.buffer_count, max(swapped), FP32
     )
 
 
@@ -89,13 +89,13 @@ def _enter_stage_2(ledger: Ledger, recipe: Recipe, groups: list[Group], of: str)
     buffer = f"{source}: temp_grad_buffer_for_cpu_offload"
     _host(ledger, f"gradient buffer on the host{of}", "buffers", [biggest], e, locked, buffer)
     ledger.add(f"gradient buffer of the offload{of}", "buffers", biggest * e).told(
-        biggest, e, of="gradient buffer of the offload", source=f"{source}: temp_grad_buffer_for_gpu_offload"
+        biggest, e, source=f"{source}: temp_grad_buffer_for_gpu_offload"
     )
     if recipe.accumulates:
         exact = sum(owned(group) for group in groups) * e
         size = sum(owned(group, e) for group in groups) if locked else exact
         ledger.add(f"accumulated gradients on the host{of}", "gradients", size, place="host", low=exact).told(
-            exact // e, e, of="accumulated gradients on the host", source=f"{source}: accumulated_grads_in_cpu"
+            exact // e, e, source=f"{source}: accumulated_grads_in_cpu"
         )
 
 
@@ -126,12 +126,10 @@ def _enter_parameters(ledger: Ledger, recipe: Recipe, groups: list[Group], froze
             kept.append(min(part, room))
             room -= kept[-1]
         away = whole - sum(kept) + divided(tuple(frozen), recipe.sharding.ranks)
-        ledger.add(f"swap files of the weights{of}", "parameters", away * e, place="nvme").told(
-            away, e, of="swap files of the weights"
-        )
+        ledger.add(f"swap files of the weights{of}", "parameters", away * e, place="nvme").told(away, e)
         ledger.add(
             f"swap buffers of the weights{of}", "buffers", where.buffer_count * where.buffer_size * e, place="host"
-        ).told(where.buffer_count, where.buffer_size, e, of="swap buffers of the weights")
+        ).told(where.buffer_count, where.buffer_size, e)
         parts, frozen = [part for part in kept if part], []
     source = f"{ZERO}/stage3.py: _create_param_groups_fp16_flat_cpu_memory"
     _host(ledger, f"weights on the host{of}", "parameters", parts, e, True, source)

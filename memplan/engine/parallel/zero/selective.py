@@ -33,11 +33,9 @@ def enter_selected_states(ledger: Ledger, recipe: Recipe, groups: list[Group], o
         "optimizer_states",
         2 * (pinned(whole * e) if locked else whole * e),
         place="host" if how.on_host else "gpu",
-    ).told(whole, e, of="states of what ZenFlow selects")
+    ).told(whole, e)
     apart = sum(group.partition for group in groups) if how.overlaps else 0
-    ledger.add(f"second gradients and weights before the step{of}", "gradients", 8 * apart, place="host").told(
-        apart, of="second gradients and weights before the step"
-    )
+    ledger.add(f"second gradients and weights before the step{of}", "gradients", 8 * apart, place="host").told(apart)
 
 
 def enter_selected(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str) -> None:

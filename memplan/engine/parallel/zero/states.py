@@ -142,13 +142,13 @@ def _enter_frozen_partitions(ledger: Ledger, recipe: Recipe, frozen: list[Weight
     )
     ledger.add(
         f"frozen weights of the {owner}", "parameters", (elements - packed) * recipe.storage.precision.weights
-    ).told(elements - packed, recipe.storage.precision.weights, of="frozen weights of the")
+    ).told(elements - packed, recipe.storage.precision.weights)
     ledger.add(
         f"quantised frozen weights of the {owner}",
         "parameters",
         packed + packed // GROUP_OF_8_BITS * FP32,
         low=packed + packed // (2 * GROUP_OF_8_BITS) * FP32,
-    ).told(packed, 1 + FP32 / GROUP_OF_8_BITS, of="quantised frozen weights of the")
+    ).told(packed, 1 + FP32 / GROUP_OF_8_BITS)
 
 
 GROUP_OF_8_BITS = 4000
@@ -189,7 +189,7 @@ def _enter_persistent(ledger: Ledger, recipe: Recipe, weights: list[Weight], of_
             -(-w.elements // recipe.sharding.ranks) * recipe.sharding.ranks // zero.hpz * w.copies for w in released
         )
         ledger.add(f"hpZ's second partition{of_owner}", "parameters", elements * recipe.storage.precision.weights).told(
-            elements, recipe.storage.precision.weights, of="hpZ's second partition"
+            elements, recipe.storage.precision.weights
         )
 
 
@@ -205,11 +205,11 @@ def _enter_masters(ledger: Ledger, recipe: Recipe, groups: list[Group], of_owner
     ).since("the optimizer steps on an fp32 copy of the weights", SOURCES[zero.wrapper])
     if zero.optimizer and elements:
         ledger.add(f"fp32 gradients of sub-groups on the card{of_owner}", "gradients", elements * FP32).told(
-            elements, FP32, of="fp32 gradients of sub-groups on the card"
+            elements, FP32
         )
     if zero.wrapper == "bf16":
         flat_ = sum(group.flat for group in groups)
-        ledger.add(f"fp32 gradients{of_owner}", "gradients", flat_ * FP32).told(flat_, FP32, of="fp32 gradients")
+        ledger.add(f"fp32 gradients{of_owner}", "gradients", flat_ * FP32).told(flat_, FP32)
 
 
 def enter_resident_partitions(
@@ -234,6 +234,4 @@ def enter_resident_partitions(
         f"{ZERO}/partition_parameters.py: _partition_param; trl 1.16 models/utils.py: prepare_deepspeed",
     )
     small = persistent(weights, zero.param_persistence_threshold, zero.model_persistence_threshold)
-    ledger.add(f"persistent parameters of the {name}", "gathered_parameters", small * itemsize).told(
-        small, itemsize, of="persistent parameters of the"
-    )
+    ledger.add(f"persistent parameters of the {name}", "gathered_parameters", small * itemsize).told(small, itemsize)
