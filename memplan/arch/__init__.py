@@ -97,8 +97,7 @@ def parse_config(config: Mapping[str, object], name: str, source: str = "") -> M
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise UnknownArchitecture(
-            f"the config of {name} names no model_type" + classes(config),
-            f'add "model_type", {SHOWN}',
+            f"the config of {name} names no model_type" + classes(config), f'add "model_type", {SHOWN}'
         )
     if model_type not in FAMILIES and (known := by_class(config)):
         spec = FAMILIES[known](Config(config, name, source))

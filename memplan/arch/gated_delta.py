@@ -5,20 +5,10 @@ from collections.abc import Callable
 
 from memplan.arch import attention
 from memplan.arch.config import CLASSES, Config
-from memplan.arch.decoder import (
-    ACTIVATIONS,
-    Family,
-    gated,
-    gated_everywhere,
-    rotary_dim,
-    softmax_attention,
-)
+from memplan.arch.decoder import ACTIVATIONS, Family, gated, gated_everywhere, rotary_dim, softmax_attention
 from memplan.arch.hybrid import LAYER_NAMES, LINEAR, of_each_layer, with_mask
 from memplan.arch.reading import quotient
-from memplan.arch.routed import (
-    every_step,
-    softmax_routing,
-)
+from memplan.arch.routed import every_step, softmax_routing
 from memplan.arch.shared_moe import behind_gate
 from memplan.arch.state_space import convolution, served_itemsize
 from memplan.spec.layer import AnyMixer

@@ -1,11 +1,9 @@
-"""What decoders with LayerNorm share: attention by its modules' own names, feed-forwards without gate, positions.
+"""What decoders with LayerNorm share: attention by its modules' own names, feed-forwards without gate, positions. And
+those with rotary embeddings and one branch after the other: StarCoder2, Nemotron, Persimmon, StableLM.
 
-Each class names its modules and its dropouts otherwise, so a family says which; the parts are the same.
-
-Decoders with LayerNorm and rotary embeddings, one branch after the other: StarCoder2, Nemotron, Persimmon, StableLM.
-
-One row a family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
-``parallel.py`` holds those with parallel branches; StableLM-2-12B is one by its config."""
+Each class names its modules and its dropouts otherwise, so a family says which; the parts are the same. One row a
+family, as transformers 5.23 builds it (``models/<type>/configuration_<type>.py``, ``modeling_<type>.py``).
+``parallel_branches.py`` holds those with parallel branches; StableLM-2-12B is one by its config."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

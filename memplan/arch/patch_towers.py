@@ -5,16 +5,7 @@ Patches of all images stand in one sequence; two by two of them become one token
 from memplan.arch.attention import gated_linears
 from memplan.arch.config import Config
 from memplan.arch.reading import numbers, quotient
-from memplan.arch.towers import (
-    ACTIVATIONS,
-    Encoder,
-    attends,
-    conv,
-    layer_norm,
-    one_side,
-    plain_mlp,
-    vision_config,
-)
+from memplan.arch.towers import ACTIVATIONS, Encoder, attends, conv, layer_norm, one_side, plain_mlp, vision_config
 from memplan.spec.parts import Bare, FeedForward, Linear, Norm, Part
 from memplan.spec.vision import Block, BlockRun, VisionAttention
 

@@ -1,9 +1,8 @@
-"""Vision towers of one plain encoder, CLIP, SigLIP, the Idefics' (transformers 5.23); and what all are read with.
+"""Vision towers of one encoder, CLIP, SigLIP, the Idefics', InternViT, Pixtral (transformers 5.23); the choice of one
+by its model_type, and what all are read with.
 
 Each function takes the keys of a ``vision_config`` and gives the tower without its projector, which ``vision.py`` adds
-with the rule of the processor.
-
-Vision towers of their own kinds, InternViT and Pixtral (transformers 5.23); the choice of a tower by model_type."""
+with the rule of the processor."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -207,9 +206,7 @@ def pixtral(raw: Config) -> Encoder:
     block = Block(
         attention=attends(config, h, "o_proj", False, False, rotary="narrow", packed=True, blocked=True),
         feed_forward=FeedForward(
-            intermediate=inner,
-            activation=config.choice("hidden_act", ACTIVATIONS),
-            linears=gated_linears(h, inner, h),
+            intermediate=inner, activation=config.choice("hidden_act", ACTIVATIONS), linears=gated_linears(h, inner, h)
         ),
         norms=(Norm(name="attention_norm", width=h), Norm(name="ffn_norm", width=h)),
     )

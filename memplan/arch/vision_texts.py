@@ -3,11 +3,12 @@ layers partly attend to the image."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from memplan.arch import attention, decoder, dense, moe, post_norm, routed, shared_moe
 from memplan.arch.config import Config
 from memplan.arch.decoder import Family, build, softmax_attention
-from memplan.spec.layer import AnyMixer, Layer, Run
+from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Bare, Norm, Part
 from memplan.spec.vision import ImageCross
@@ -60,19 +61,10 @@ def finish_mllama(spec: ModelSpec, config: Config) -> ModelSpec:
     """Gates of the cross-attention layers, and the embedding's extra rows."""
     gates = Part(tensors=tuple(Bare(name=f"cross_attn_{name}_gate", shape=(1,)) for name in ("attn", "mlp")))
     rows = Bare(name="embed_tokens, extra rows", shape=(EXTRA_ROWS, spec.hidden_size))
-    runs = [
-        Run(
-            count=run.count,
-            layer=gated_cross_layer(run.layer, gates) if isinstance(run.layer.mixer, ImageCross) else run.layer,
-        )
-        for run in spec.runs
-    ]
-    return spec.but(runs=tuple(runs), extra=(Part(tensors=(rows,), category="embed"),))
-
-
-def gated_cross_layer(layer: Layer, gates: Part) -> Layer:
-    """A layer whose two branches are weighed by gates."""
-    return layer.but(form="gated", extra=(gates,))
+    gated: dict[str, Any] = {"form": "gated", "extra": (gates,)}
+    crossed = [run.layer.but(**(gated if isinstance(run.layer.mixer, ImageCross) else {})) for run in spec.runs]
+    runs = tuple(run.but(layer=layer) for run, layer in zip(spec.runs, crossed, strict=True))
+    return spec.but(runs=runs, extra=(Part(tensors=(rows,), category="embed"),))
 
 
 glm_attention = decoder.turned(rotary="concatenated", rotary_dim=decoder.rotary_dim)

@@ -101,16 +101,14 @@ def _documented(option: JobOption, texts: dict[Any, dict[str, str]]) -> JobOptio
 
 def _values(owner: type[Job] | type[Lora] | type[Rollout] | type[Allocator], key: str) -> str:
     """' One of …; default …' where there is something to say."""
-    choices = CHOICES.get(key, ()) if owner is Job else _literals(owner.model_fields[key].annotation)
+    of = owner.model_fields[key].annotation
+    literals = tuple(map(str, get_args(of))) if get_origin(of) is Literal else ()
+    choices = CHOICES.get(key, ()) if owner is Job else literals
     default = owner.model_fields[key].default
     parts = ["one of " + ", ".join(choices)] if len(choices) > 1 else []
     if default not in (None, ()) and not isinstance(default, bool):
         parts.append(f"default {default}")
     return f" [{'; '.join(parts)}]" if parts else ""
-
-
-def _literals(annotation: Any) -> tuple[str, ...]:
-    return tuple(map(str, get_args(annotation))) if get_origin(annotation) is Literal else ()
 
 
 Rows = list[tuple[str, str, str]]

@@ -1,9 +1,8 @@
 """The text of an out-of-memory error -> its numbers, whatever the generation and the backend that wrote it.
 
 Forms read in public reports and in PyTorch's c10/cuda/CUDACachingAllocator.cpp of 1.0 to 2.14, torch_npu, Intel's and
-Apple's ports, vLLM, SGLang, DeepSpeed and Ray. Each number is looked for by itself, since threads cut messages.
-
-Sizes as messages print them: rounded, and of the allocator's block rather than of the tensor."""
+Apple's ports, vLLM, SGLang, DeepSpeed and Ray. Each number is looked for by itself, since threads cut messages. Sizes
+are rounded as they are printed, and those of the allocator's block rather than of the tensor."""
 
 import re
 from collections.abc import Iterator

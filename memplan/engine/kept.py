@@ -84,9 +84,5 @@ def _kept_forward(parts: Any) -> int:
     return kept_forward(parts.shape, parts.chunks)
 
 
-_in_megatron = remembered(_kept_forward, megatron=True)
-
-
-def kept_in_megatron(recipe: Recipe) -> int:
-    """Bytes that the layers of a rank of Megatron's keep while the fullest micro-batch goes forward."""
-    return _in_megatron(recipe)
+kept_in_megatron = remembered(_kept_forward, megatron=True)
+"""Bytes that the layers of a rank of Megatron's keep while the fullest micro-batch goes forward."""

@@ -119,12 +119,8 @@ def _is_deeper(value: Any, levels: int) -> bool:
     """Whether containers are nested in more than so many levels, found without recursion."""
     layer = [value]
     for _ in range(levels):
-        layer = [child for item in layer for child in _children(item) if isinstance(child, dict | list)]
+        children = (child for item in layer for child in (item.values() if isinstance(item, dict) else item))
+        layer = [child for child in children if isinstance(child, dict | list)]
         if not layer:
             return False
     return True
-
-
-def _children(item: Any) -> Iterable[Any]:
-    """The values that a container holds."""
-    return item.values() if isinstance(item, dict) else item

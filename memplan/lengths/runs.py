@@ -1,8 +1,7 @@
 """Steps drawn from the lengths of the data: their peaks, and whether a run dies.
 
-The caching allocator over steps of changing shapes: what is reserved grows with what they leave behind.
-
-Every step is played in one allocator, on the weights and states of the first. Steps are recorded at a few lengths; the
+What is reserved grows with what steps of other shapes leave behind: each is played in one allocator, on the weights and
+states of the first. Steps are recorded at a few lengths; the
 sizes of one between two of them lie on the line between theirs where both make the same tensors, for every size is
 affine in the length then, but for the rounding to 512 bytes; else the step is played at the longer one."""
 

@@ -2,8 +2,8 @@
 
 ``space`` lists the choices, ``candidates`` makes recipes of them and asks ``memplan.cost`` for their speed, ``pricing``
 asks the engine for their memory, ``search`` goes through them exactly, ``changes`` holds what may change the training,
-``questions`` the fewest GPUs and the largest batch (``listed``: on one card after
-another), ``result`` what comes out. ``moves``, ``around`` and ``remedies`` search one step away from a job as it is."""
+``questions`` the fewest GPUs and the largest batch (``listed``: on one card after another), ``result`` what comes out.
+``moves``, ``around`` and ``remedies`` search one step away from a job as it is."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -62,7 +62,8 @@ class Search:
 
     def best(self, budget: int) -> Sized | None:
         """The fastest way within so many bytes; of equally fast ones the smallest. None where there is none."""
-        waiting = [self._first(i, b, budget) for i in range(len(self.grids)) for b in self._seconds_numbers(i)]
+        seconds = (range(1 if of.single else of.most + 1) for of in self.grids)
+        waiting = [self._first(i, b, budget) for i, numbers in enumerate(seconds) for b in numbers]
         heap = [(self.seconds(self.grids[i], a, b), i, b, a) for i, b, a in waiting if a + b <= self.grids[i].most]
         heapify(heap)
         found = self.kept if self.kept.bytes <= budget else None
@@ -77,9 +78,6 @@ class Search:
             if a + b <= grid.most:
                 heappush(heap, (self.seconds(grid, a, b), i, b, a))
         return found
-
-    def _seconds_numbers(self, i: int) -> range:
-        return range(1 if self.grids[i].single else self.grids[i].most + 1)
 
     def _first(self, i: int, b: int, budget: int) -> tuple[int, int, int]:
         """The fewest layers of the first kind beside so many of the second that may do."""

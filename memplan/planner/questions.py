@@ -47,7 +47,10 @@ class Tried(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether any plan fits: mostly the least first, all checkpointed, of small batches, slow."""
-        ordered = sorted(self.of.legal, key=lambda each: (_keeps(each), each.batch, -each.seconds, each.order))
+        ordered = sorted(
+            self.of.legal,
+            key=lambda each: (each.keys.get("gradient_checkpointing") != "full", each.batch, -each.seconds, each.order),
+        )
         return bool(self._best(ordered).plans)
 
     @property
@@ -65,10 +68,6 @@ class Tried(NamedTuple):
         whole = tried(self.asked, whole=True) if self.leanest else self
         candidate, _ = self._best(whole.of.legal).plans[0]
         return plan_name({**candidate.keys, **self.pricing(candidate).keys})
-
-
-def _keeps(each: Candidate) -> bool:
-    return each.keys.get("gradient_checkpointing") != "full"
 
 
 def tried(asked: Question, whole: bool = False, lists: Lists = trainings) -> Tried:

@@ -73,13 +73,7 @@ def _of_job(given: JobInput, space: Space, device: Device, leanest: bool, lists:
 
 
 def _with_ways(
-    given: JobInput,
-    space: Space,
-    device: Device,
-    trained: list[Candidate],
-    every: list[Way],
-    keys: Keys,
-    leanest: bool,
+    given: JobInput, space: Space, device: Device, trained: list[Candidate], every: list[Way], keys: Keys, leanest: bool
 ) -> list[Candidate]:
     """Each training with each way to generate. ``keys``: what follows for the trainer from the engine's cards."""
     builder = Builder(without_choices(given, space.fixed), space, device)

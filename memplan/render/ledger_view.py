@@ -105,11 +105,7 @@ def origins_blocks(report: Report) -> list[Block]:
     rows = tuple((key, shown(report.job[key]), Span(origin(report, key), "dim")) for key in keys)
     left = [key for key, value in report.job.items() if value not in (None, {}, [], ()) and key not in keys]
     rest = [Prose(f"memplan's defaults: {', '.join(left)}.", "dim")] if left else []
-    return [
-        Heading("Where each value came from"),
-        Table(columns_of("key | value | from ~"), rows),
-        *rest,
-    ]
+    return [Heading("Where each value came from"), Table(columns_of("key | value | from ~"), rows), *rest]
 
 
 def _is_said(report: Report, key: str) -> bool:

@@ -210,16 +210,8 @@ def _check_plan(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> No
         (job.kernels != "none", f"kernels {job.kernels}", "leave kernels out"),
         (job.compile, "compile", "leave compile out"),
         (job.attention == "eager" or spec.eager_only, "eager attention", "use attention sdpa"),
-        (
-            method.online or method.teacher,
-            f"method {job.method}",
-            "leave tensor_parallel out",
-        ),
-        (
-            method.reference and job.reference != "precomputed",
-            "a reference beside it",
-            "use reference precomputed",
-        ),
+        (method.online or method.teacher, f"method {job.method}", "leave tensor_parallel out"),
+        (method.reference and job.reference != "precomputed", "a reference beside it", "use reference precomputed"),
         (unsplit(job, spec), unsplit(job, spec), other),
     ):
         if bad:

@@ -9,7 +9,7 @@ from memplan.spec.moments import Evaluation, Loading, Loads, Moments, Saves, Sav
 from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import Method
-from memplan.tables.phases import PHASES, SEPARATE_EXPERTS, Habits, copies_always, habits_of, largest_file
+from memplan.tables.phases import PHASES, SEPARATE_EXPERTS, Habits, habits_of, largest_file
 from memplan.tables.trainers import TRAINERS
 from memplan.units import DTYPE_BYTES, ceil_div
 
@@ -56,14 +56,15 @@ def _lacking(recipe: Recipe) -> dict[str, str]:
 
 
 def loading(job: Job, recipe: Recipe, habits: Habits, notes: Notes) -> Loading:
-    """How weights come to the card."""
+    """How weights come to the card. Before transformers 5 those on the host are copies even in the checkpoint's dtype:
+    the model is made there first (low_cpu_mem_usage is off), where 5 maps the file's pages."""
     itemsize = _loaded(recipe)
     checkpoint = DTYPE_BYTES[recipe.model.dtype] if recipe.model.dtype else 2
     upcasts = recipe.sharding.name == "fsdp2" and recipe.sharding.fsdp.casts and recipe.quantised is None
     return Loading(
         way=_way(job, recipe, habits, notes),
         itemsize=itemsize,
-        copied=copies_always(recipe.trainer) or itemsize != checkpoint,
+        copied=recipe.trainer.models.transformers_4 or itemsize != checkpoint,
         upcast=FP32 if upcasts and itemsize != FP32 else 0,
         stacks=_converts(recipe),
         warms_up=recipe.trainer.models.warms_up

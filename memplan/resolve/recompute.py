@@ -252,12 +252,10 @@ def _check_policy(policy: SavedBy, job: Job, spec: ModelSpec, quantised: bool, w
         said = f"of {spec.family}, whose layers are not softmax attention and a feed-forward"
     elif any(layer.experts and layer.experts.routing.program == "scatter" for layer in kinds):
         said = f"of {spec.family}, whose experts see every token"
-    elif wide_attention and any(_groups_heads(layer.mixer) for layer in kinds):
+    elif wide_attention and any(
+        isinstance(each.mixer, Attention) and each.mixer.num_kv_heads != each.mixer.num_heads for each in kinds
+    ):
         said = "with fp32 sdpa and grouped heads, which run as single operations (attention: eager is)"
     if said:
         how = job.gradient_checkpointing
         raise InvalidJob(f"gradient_checkpointing: {how} is not modelled {said}", "use full")
-
-
-def _groups_heads(mixer: object) -> bool:
-    return isinstance(mixer, Attention) and mixer.num_kv_heads != mixer.num_heads

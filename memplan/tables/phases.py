@@ -61,9 +61,3 @@ def habits_of(trainer: Trainer) -> Habits:
 def largest_file(trainer: Trainer) -> int:
     """Bytes of the largest file of a checkpoint."""
     return V4_FILE if trainer.models.transformers_4 else V5_FILE
-
-
-def copies_always(trainer: Trainer) -> bool:
-    """Whether weights on the host are copies even in the checkpoint's dtype: transformers before 5 makes the model
-    there first (low_cpu_mem_usage is off), where 5 maps the file's pages."""
-    return trainer.models.transformers_4

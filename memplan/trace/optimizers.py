@@ -57,8 +57,7 @@ def make_optimizer(recipe: Recipe, parameters: Iterable[torch.nn.Parameter]) -> 
     if row.name == "muon":
         return MuonAndAdamW(trained, recipe.model.vocab_size)
     raise InvalidJob(
-        f"optimizer: {row.name} of {row.library} cannot be traced",
-        "adamw, sgd, rmsprop, adafactor and muon can",
+        f"optimizer: {row.name} of {row.library} cannot be traced", "adamw, sgd, rmsprop, adafactor and muon can"
     )
 
 

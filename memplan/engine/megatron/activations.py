@@ -10,7 +10,8 @@ from math import prod
 from typing import NamedTuple
 
 from memplan.engine.ledger import Ledger
-from memplan.engine.megatron.layers import RECOMPUTE, layer_steps, made_again_steps, mtp_steps
+from memplan.engine.megatron.head import checkpointed_mtp
+from memplan.engine.megatron.layers import RECOMPUTE, layer_steps, mtp_steps, recomputed_steps
 from memplan.engine.megatron.moe import routed
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.stages import Chunk
@@ -35,9 +36,10 @@ class Unit(NamedTuple):
 
 def steps_of(s: Shape, chunk: Chunk) -> Steps:
     """The steps of the chunk's layers."""
-    if chunk.recomputed:
-        return made_again_steps(s, chunk.layer, chunk.mtp)
-    return mtp_steps(s, chunk.layer) if chunk.mtp else layer_steps(s, chunk.layer)
+    if chunk.mtp:
+        steps = mtp_steps(s, chunk.layer)
+        return checkpointed_mtp(s, steps) if chunk.recomputed else steps
+    return (recomputed_steps if chunk.recomputed else layer_steps)(s, chunk.layer)
 
 
 def units(s: Shape, chunks: tuple[Chunk, ...]) -> list[Unit]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from memplan.engine.megatron import te
 from memplan.engine.megatron.attention import LSE, OUT, K, Q, V, kernel, self_attention, twice
-from memplan.engine.megatron.head import checkpointed_mtp, with_projection
+from memplan.engine.megatron.head import with_projection
 from memplan.engine.megatron.moe import mixture
 from memplan.engine.megatron.shape import Shape
 from memplan.engine.megatron.steps import Held, Step, Steps, checkpointed, made_again
@@ -190,11 +190,6 @@ def layer_steps(s: Shape, layer: Layer) -> Steps:
 def mtp_steps(s: Shape, layer: Layer) -> Steps:
     """The steps of a layer of multi-token prediction."""
     return with_projection(s, layer_steps(s, layer))
-
-
-def made_again_steps(s: Shape, layer: Layer, mtp: bool = False) -> Steps:
-    """The same under full recomputation: what goes into the layer is kept, all else is made again."""
-    return checkpointed_mtp(s, mtp_steps(s, layer)) if mtp else recomputed_steps(s, layer)
 
 
 @lru_cache(maxsize=512)

@@ -113,7 +113,8 @@ def layernorm_linear(s: Shape, name: str, label: str, width: int, product: Produ
     gradient = of_tokens(s, f"gradient of {label}'s output", width)
     whole = Held("gradient of the norm's output", "T·h·e", (s.tokens, s.hidden, s.itemsize))
     normed = Held(f"normalised input of {label}", "t·h·e", (s.local, s.hidden, s.saved), doubt=s.doubt)
-    branch = gathered._replace(name=f"gathered normalised input of {label}") if _gathers(s, product) else normed
+    keeps = product.rank and product.gathers and s.gathers  # an adapter, its input as it was gathered
+    branch = gathered._replace(name=f"gathered normalised input of {label}") if keeps else normed
     tail = [whole, stream(s, "its scattered part") if s.gathers else stream(s, "norm's gradient")]
     tail += within_norm(s, NORM_BACKWARD)
     tail[:0] = [gathered] if s.gathers and product.whole else []
@@ -180,11 +181,6 @@ def row_linear(s: Shape, name: str, label: str, width: int, keeps_input: bool = 
         ),
         product,
     )
-
-
-def _gathers(s: Shape, product: Product) -> bool:
-    """Whether an adapter keeps its input as it was gathered along the sequence."""
-    return bool(product.rank) and product.gathers and s.gathers
 
 
 def _through_adapter(product: Product, gradient: Held, behind: tuple[Held, ...]) -> tuple[Held, ...]:

@@ -18,7 +18,7 @@ from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.parts import Attention, Experts, Linear, Norm
 from memplan.spec.recipe import Recipe
-from memplan.units import ceil_div
+from memplan.units import ceil_div, round_up
 
 if TYPE_CHECKING:
     from memplan.spec.state_space import GatedDelta
@@ -27,6 +27,7 @@ DUPLICATED = ("q_a_proj", "kv_a_proj")
 """Latent attention's down-projections (megatron-core 0.14 multi_latent_attention.py: parallel_mode 'duplicated')."""
 BETWEEN = 64
 """Each parameter begins at a multiple of so many elements of the buffer, with the distributed optimizer."""
+WIDE = ("word embedding", "output matmul", "vision ")  # how names begin of what stays in half precision beside FP8
 
 
 class Share(NamedTuple):
@@ -51,8 +52,8 @@ class Share(NamedTuple):
 
     @property
     def in_fp8(self) -> bool:
-        """Whether its product runs in FP8 where products do: all but the head's, and those of a tower."""
-        return self.product and self.columns > 1 and not self.name.startswith(("word e", "output m", "vision "))
+        """Whether its product runs in FP8 where products do."""
+        return self.product and self.columns > 1 and not self.name.startswith(WIDE)
 
     @property
     def elements(self) -> int:
@@ -62,13 +63,12 @@ class Share(NamedTuple):
     @property
     def padded(self) -> int:
         """The same, each copy rounded up to the buffer's steps."""
-        return ceil_div(self.rows * self.columns, BETWEEN) * BETWEEN * self.copies
+        return round_up(self.rows * self.columns, BETWEEN) * self.copies
 
 
 def padded_vocabulary(spec: ModelSpec, degrees: Parallel, settings: Megatron) -> int:
     """The vocabulary, rounded up to a multiple of make_vocab_size_divisible_by × tensor parallel."""
-    multiple = settings.make_vocab_size_divisible_by * degrees.tensor
-    return ceil_div(spec.vocab_size, multiple) * multiple
+    return round_up(spec.vocab_size, settings.make_vocab_size_divisible_by * degrees.tensor)
 
 
 def rank_shares(spec: ModelSpec, degrees: Parallel, settings: Megatron, chunks: Iterable[Chunk]) -> list[Share]:

@@ -14,15 +14,9 @@ def read_parallelism(keys: Keys, framework: Framework, kind: str) -> None:
     found = keys.settings.section("parallelism_config")
     keys.skip("parallelism_config")
     inner = Keys(keys.draft, found, framework)
-    for name, job_key in (
-        ("cp_size", "context_parallel"),
-        ("sp_size", "context_parallel"),
-    ):
-        key = f"{SIZE}{name}"
-        if name == "sp_size" and kind != "DEEPSPEED":
-            continue
+    for key in (f"{SIZE}cp_size", f"{SIZE}sp_size")[: 2 if kind == "DEEPSPEED" else 1]:
         if (inner.whole(key) or 1) > 1:
-            inner.put(job_key, inner.whole(key), key)
+            inner.put("context_parallel", inner.whole(key), key)
     if (inner.whole(f"{SIZE}tp_size") or 1) > 1:
         keys.draft.finishers["tp_size"] = partial(_repeated, inner)
     replicate = f"{SIZE}dp_replicate_size"

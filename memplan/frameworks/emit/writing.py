@@ -2,8 +2,7 @@
 
 A writer puts into files what its framework has words for. What it has none for is found by reading the files again:
 where the job that they make is not the one that was asked for, the key is named and nothing is written.
-
-The JSON of ``memplan plan``: several jobs, the fastest first, of which a framework may have words for some."""
+The JSON of ``memplan plan`` has several jobs, the fastest first, of which a framework may have words for some."""
 
 import json
 import os

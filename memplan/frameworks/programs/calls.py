@@ -20,17 +20,7 @@ from memplan.frameworks.programs.parsers import PARSER, PARSERS, options
 from memplan.frameworks.programs.paths import OF_PATHS
 from memplan.frameworks.programs.plain_values import as_mapping, of_plain
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import (
-    Class,
-    Frame,
-    Function,
-    Method,
-    Place,
-    Ref,
-    Thing,
-    Unknown,
-    truth,
-)
+from memplan.frameworks.programs.values import Class, Frame, Function, Method, Place, Ref, Thing, Unknown, truth
 from memplan.frameworks.shell.reader import Command, Word
 
 assigned, element = changes.assigned, changes.element

@@ -209,7 +209,7 @@ class _Turn:
             if not isinstance(each, ast.expr) or isinstance(getattr(each, "ctx", None), ast.Store):
                 continue
             part = above.get(each)
-            if not self._of_trained(each) or isinstance(part, ast.Assign):
+            if not (each is self.forward or ast.unparse(each) in self.outputs) or isinstance(part, ast.Assign):
                 continue
             name = (
                 part.attr if isinstance(part, ast.Attribute) else getattr(getattr(part, "slice", None), "value", each)
@@ -229,9 +229,6 @@ class _Turn:
         own = [each for each in ast.walk(self.tree) if getattr(each, "name", "") in names]
         bodies = [ast.unparse(each) for each in own] or sorted(names)
         return all(ARGMAX.search(body) and not HEAVY.search(body) for body in bodies)
-
-    def _of_trained(self, node: ast.expr) -> bool:
-        return node is self.forward or ast.unparse(node) in self.outputs
 
     def accumulates(self) -> bool:
         """Whether gradients may be there in a forward: they are zeroed under a condition, behind it, or not at all."""

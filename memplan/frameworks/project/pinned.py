@@ -26,8 +26,7 @@ MAX_BYTES = 4 * 1024 * 1024
 _OF = "(trl|transformers|llamafactory|vllm|bitsandbytes|torch)"
 _LOCKED = re.compile(rf'^name = "{_OF}"\nversion = "(\d[\w.]*)"', re.MULTILINE)
 _NEEDED = re.compile(
-    rf"^[ \t\"'-]*{_OF}(?:\[[\w,\s-]*\])?\s*\(?((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)",
-    re.MULTILINE,
+    rf"^[ \t\"'-]*{_OF}(?:\[[\w,\s-]*\])?\s*\(?((?:(?:==?|~=|<=|>=|<|>|!=)\s*\d[\w.*]*\s*,?\s*)+)", re.MULTILINE
 )
 _OF_GIT = re.compile(r"git\+https://github\.com/huggingface/(trl|transformers)(?:\.git)?(?![\w/-])(?:@v(\d[\w.]*\w))?")
 """Of a release's tag, or of none: a commit, or the branch of that day."""

@@ -1,7 +1,5 @@
-"""Attention of newer classes: GPT-OSS, Qwen3-Next, Llama 4, Gemma 4 (transformers 5.23 ``modeling_<type>.py``).
-
-Attention from the tokens of a text to its images as a program on the tape (transformers 5.23,
-``modeling_mllama.py``: MllamaTextCrossAttention)."""
+"""Attention of newer classes: GPT-OSS, Qwen3-Next, Llama 4, Gemma 4 (transformers 5.23 ``modeling_<type>.py``), and
+from the tokens of a text to its images (MllamaTextCrossAttention)."""
 
 from memplan.engine.layers.attention.eager import masked, repeat_kv, scores_of, weighted
 from memplan.engine.layers.attention.fused_kernel import fused_attention

@@ -1,9 +1,7 @@
 """Attention as older classes write it, each by itself: operations and locals are those of transformers 5.23 and 5.24.
 
 ``Attention.style`` names the program (GPT-J, CodeGen, GPT-Neo, GPT-2 upcast, Bloom, MPT); 'standard', 'gpt2' and 'opt'
-are the one in ``softmax.py``.
-
-BART's attention: within a stack, or to the encoder's output (transformers 5.23 ``modeling_bart.py``)."""
+are the one in ``softmax.py``. BART's is within a stack, or to the encoder's output."""
 
 from memplan.engine.layers.attention.eager import masked, scores_of, weighted
 from memplan.engine.layers.attention.fused_kernel import fused_attention

@@ -96,7 +96,8 @@ def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
             widest = max(widest, elements // weight.copies * used if used != stored else 0)
             cast += elements // ranks * stored if offloads else 0
         rests = weight.unit == "vision" and recipe.model.tower_idle  # autograd fills its place, frozen or not
-        if flat and (weight.idle or rests or _is_replaced(weight, adapter)):
+        rests = rests or (adapter is not None and not weight.trained and weight.name in adapter.saved)  # beside a copy
+        if flat and (weight.idle or rests):
             zeros += exact * used
         if weight.trained or flat:
             used = max(used, compute) if how is not None else used  # gradients of float8 weights are as wide as theirs
@@ -108,11 +109,6 @@ def _of_tensors(weights: list[Weight], recipe: Recipe, flat: bool) -> Unit:
             shard += elements // ranks * stored
             largest = max(largest, elements // ranks * stored // weight.copies)
     return Unit(gathered, gradients, reduced, shard, last, cast, waiting, zeros, largest, widest)
-
-
-def _is_replaced(weight: Weight, adapter: Adapter | None) -> bool:
-    """The frozen original beside a copy that is trained and used (``modules_to_save``)."""
-    return adapter is not None and not weight.trained and weight.name in adapter.saved
 
 
 def in_flat(weight: Weight, apart: bool, adapter: Adapter | None) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from memplan.units import round_up
+
 
 class Limits(NamedTuple):
     """What the coordinator keeps to, in elements."""
@@ -205,7 +207,7 @@ class Coordinator:
         self.available += sum(size for _, size in parameters)
         calls = [[each] for each in parameters] if self.limits.sequential else [parameters]
         for members in calls:
-            call = Call(sum(self._padded(size) for _, size in members), members)
+            call = Call(sum(round_up(size, self.limits.ranks) for _, size in members), members)
             self.called(call)
             self.size += call.flat
             for identity, _ in members:
@@ -275,6 +277,3 @@ class Coordinator:
             place += 1
         self.cursor[identity] = place
         return place < len(uses) and self.before[uses[place]] - self.before[at + 1] < self.limits.reuse
-
-    def _padded(self, size: int) -> int:
-        return -(-size // self.limits.ranks) * self.limits.ranks

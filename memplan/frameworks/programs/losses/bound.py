@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.frameworks.programs.losses.calls import called, smoothed
-from memplan.frameworks.programs.losses.objects import (
-    Asked,
-    Batch,
-    Bound,
-    Model,
-    Outputs,
-    Raised,
-    Returned,
-    forward,
-)
+from memplan.frameworks.programs.losses.objects import Asked, Batch, Bound, Model, Outputs, Raised, Returned, forward
 from memplan.frameworks.programs.losses.tensors import FP32, HIDDEN, LOGITS, SMALL, Held, Maker, NotBounded, dim_of
 from memplan.frameworks.programs.losses.walk import Walk
 from memplan.frameworks.programs.run import Run
