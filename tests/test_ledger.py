@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -136,16 +137,21 @@ def test_an_evaluation_has_a_batch_of_its_own_and_does_not_accumulate() -> None:
 
 
 def told_of(call: ast.Call, module: ModuleType) -> set[str]:
-    """What a call of ``told`` looks for in the text: what it says, else its row's name; of a local of the function
-    every text that is a word of the module."""
+    """What a call of ``told`` looks for in the text: what it says, else how its row's name begins; of a local of the
+    function every text that begins a word of the module, or of one whose classes it plays."""
     given = [word.value for word in call.keywords if word.arg == "of"]
     assert isinstance(call.func, ast.Attribute)
     assert isinstance(call.func.value, ast.Call)
     name = (given or call.func.value.args)[0]
-    if isinstance(name, ast.Name) and name.id not in vars(module):
-        words = ast.walk(ast.parse(inspect.getsource(module)))
-        return {str(each.value) for each in words if isinstance(each, ast.Constant)} & ledger._texts().keys()
-    return {str(eval(ast.unparse(name), vars(module)))}
+    if isinstance(name, ast.Subscript) or (isinstance(name, ast.Name) and name.id not in vars(module)):
+        sources = {module} | {sys.modules[each.__module__] for each in vars(module).values() if isinstance(each, type)}
+        plays = sources if isinstance(name, ast.Subscript) else {module}
+        words = [each for source in plays for each in ast.walk(ast.parse(inspect.getsource(source)))]
+        said = {str(each.value) for each in words if isinstance(each, ast.Constant)}
+        return {text for text in ledger._texts() if {text, f"{text}, "} & said}
+    first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+    begins = str(eval(ast.unparse(first), vars(module)))
+    return {max((text for text in ledger._texts() if begins.startswith(text)), key=len)}
 
 
 def test_every_row_that_is_told_has_its_text_and_every_text_its_row() -> None:
