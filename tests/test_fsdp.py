@@ -286,6 +286,22 @@ def test_shard_grad_op_keeps_every_layer() -> None:
     assert kept - full == layers
 
 
+def test_shard_grad_op_keeps_adapters_that_are_units() -> None:
+    """accelerate's policy for PEFT wraps each: whole from its forward to its backward (_post_forward_reshard)."""
+    keys = {**ONE, "trainer": "transformers", "precision": "bf16", "lora": {"r": 8}, "num_gpus": 3}
+    full, kept = (
+        resolve(read_job(keys | {"fsdp": {"sharding_strategy": how}})) for how in ("FULL_SHARD", "SHARD_GRAD_OP")
+    )
+    adapters = [each for each in model_weights(kept.model, False, kept.adapter) if each.adapter]
+    whole = sum(512 * -(-(-(-each.elements // 3) * 3 * 2) // 512) * each.copies for each in adapters)
+    named, at = "gathered flat parameter of an adapter", "policy.loss"
+    assert sum(row.bytes for row in build_ledger(kept).alive(at) if row.name == named) == whole
+    assert not any(row.name == named for row in build_ledger(full).rows)
+    events = step_events(kept)
+    assert events is not None
+    assert events.peak == pytest.approx(max(build_ledger(kept, detailed=False).totals()), rel=5e-3)
+
+
 def test_buckets_are_cut_as_the_reducer_cuts_them() -> None:
     half = InBucket(MiB // 8, 1, 4)
     cut = buckets([half] * 60, 25 * MiB, MiB)

@@ -150,6 +150,8 @@ class BoxRun:
                 hooks.gathers_ahead(i)
             note("forward", i)
             params = boxes.layers[i] if boxes.layers else []
+            for param in params:
+                hooks.uses(param)
             nested = bool(half.nested) and half.nested[i]
             for param in params if nested else ():
                 param.node = None
@@ -184,6 +186,8 @@ class BoxRun:
             y = self.hooks.before_block(place, y) or y
             self._note("tower", number)
             params = self.boxes.tower.get(place, [])
+            for param in params:
+                self.hooks.uses(param)
             y = self.hooks.after_block(place, self._box(y, "tower-backward", number, params, back))
             read = y if number == self.half.reads else read
         return self._box(x, "joined", 0, [], x.needs_grad or y.needs_grad, [y])

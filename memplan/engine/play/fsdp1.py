@@ -25,13 +25,12 @@ class Fsdp1(Fsdp2):
     reduction of the unit before has ended: it began when that one's backward ended."""
 
     remembers = True  # the events of units that were freed
-    freed: deque[dict[int, int]] | None = None
-    """Events of units that were freed (``_FreeEventQueue``): what was waiting for each stream by then."""
-
-    launched: deque[tuple[int, dict[int, int]]] | None = None
-    """The same where the host waits for no event: it runs ahead by what a stream takes, a tensor a launch at most."""
+    freed: deque[tuple[int, dict[int, int]]] | None = None
+    """Events of units that were freed (``_FreeEventQueue``): what was waiting for each stream by then, and how many
+    tensors were made. A host that waits for no event runs ahead by what a stream takes, a tensor a launch at most."""
     alone: dict[Param, Tensor] | None = None
-    """Reduced gradients of adapters that are units of their own."""
+    gathered: dict[Param, Tensor] | None = None
+    """Of adapters that are units: reduced gradients; what stays whole from forward to backward (SHARD_GRAD_OP)."""
     behind: Group | None = None
     """A frozen unit that has run back. The hook that reshards it hangs on its input, behind the one that gathers the
     unit before (``_register_post_backward_reshard_only_hook``, ``_register_pre_backward_hooks``)."""
@@ -89,9 +88,15 @@ class Fsdp1(Fsdp2):
         return super().after(layer, y, again=again)
 
     def uses(self, param: Param) -> None:
-        """The next layer is gathered beside the last adapter of a layer that is a unit."""
+        """The next layer is gathered beside the last adapter of a layer that is a unit; and an adapter, to stay."""
         if self.ends and param in self.ends:
             self.gathers_ahead(self.ends[param])
+        there = self.gathered = self.gathered or {}
+        stays = self.rules.keeps_adapters and param.needs_grad and self.name != "reference"
+        if stays and param not in there and param.name not in self._unit_of(param, self.tape.scopes.get(param)).place:
+            size = ceil_div(param.dim.elements, self.rules.ranks) * self.rules.ranks * param.itemsize
+            there[param] = self._new(size, "gathered flat parameter of an adapter", "gathered_parameters", GATHERING)
+            self.tape.record(there[param], COMPUTING)
 
     def gathers_ahead(self, layer: int) -> Sequence[Group]:
         """The next layer, but in a recomputation."""
@@ -106,8 +111,8 @@ class Fsdp1(Fsdp2):
         if group.is_whole or not group.sizes:
             return
         copied = self._new(group.unit.cast, group.named("shard in low precision"), "buffers", PREPARING)
-        if self.freed is not None and len(self.freed) >= IN_FLIGHT:
-            self.tape.reached(self.freed.popleft())
+        if self.rules.limit_all_gathers and self.freed is not None and len(self.freed) >= IN_FLIGHT:
+            self.tape.reached(self.freed.popleft()[1])
         group.whole = [
             self._new(group.unit.gathered, group.named("gathered flat parameter"), "gathered_parameters", GATHERING)
         ]
@@ -119,14 +124,10 @@ class Fsdp1(Fsdp2):
         for flat in group.whole:
             self.tape.record(flat, COMPUTING)
         group.whole.clear()
-        if self.rules.limit_all_gathers:
-            self.freed = self.freed or deque()
-            self.freed.append(dict(self.tape.waiting_for))
-            return
-        self.launched = self.launched or deque()
-        self.launched.append((len(self.tape.tags), dict(self.tape.waiting_for)))
-        while len(self.tape.tags) - self.launched[0][0] > LAUNCHES:
-            self.tape.reached(self.launched.popleft()[1])
+        self.freed = self.freed or deque()
+        self.freed.append((len(self.tape.tags), dict(self.tape.waiting_for)))
+        while not self.rules.limit_all_gathers and len(self.tape.tags) - self.freed[0][0] > LAUNCHES:
+            self.tape.reached(self.freed.popleft()[1])
 
     def _wait(self, group: Group, *, forward: bool) -> None:
         """It is gathered straight into place."""
@@ -171,8 +172,7 @@ class Fsdp1(Fsdp2):
 
     def logits(self, x: Tensor) -> Tensor:
         """A trained copy of the head that is a unit (``modules_to_save``) is let go of as layers are."""
-        if self.last.sizes:
-            x = self._leave(self.last, x)
+        x = self._leave(self.last, x) if self.last.sizes else x
         if not self.within:
             self._record(self.root)
             x = self._then(x, self.root, self._pre_backward)
@@ -188,6 +188,7 @@ class Fsdp1(Fsdp2):
                 self._post_backward(self.first)
             return
         if self.reduces:
+            (self.gathered or {}).pop(param, None)
             self._reduce_alone(param)
         if isinstance(scope, int):
             adapted = self._adapted(self.layers[scope])
@@ -233,7 +234,7 @@ class Fsdp1(Fsdp2):
         if self.layers and self.layers[0].arrived:
             self._post_backward(self.layers[0])
         super().backward_ends()
-        self.inputs = self.sums = None
+        self.inputs, self.sums, self.gathered = None, None, None if self.reduces else self.gathered
 
     def zero_grad(self) -> None:
         """Adapters' gradients go too."""
@@ -290,8 +291,7 @@ class Fsdp1(Fsdp2):
 
     def _flat(self, group: Group) -> Tensor | None:
         """``SplitWithSizesBackward0``: one gradient of all views; None where nothing has come."""
-        arrived, group.arrived = group.arrived, []
-        grads = [self.tape.stored.pop(param) for param in arrived]
+        grads = [self.tape.stored.pop(param) for param in group.in_order()]
         if not grads:
             return None
         zeros = self._new(group.unit.zeros, group.named("zeros of unused views"), "gradients")

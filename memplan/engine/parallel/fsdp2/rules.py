@@ -59,6 +59,11 @@ class Rules(NamedTuple):
     """FSDP1: original parameters are flattened to a multiple of the ranks (``_init_flat_param_and_metadata``)."""
 
     @property
+    def keeps_adapters(self) -> bool:
+        """Whether adapters that are units stay whole from forward to backward."""
+        return self.apart and self.keeps
+
+    @property
     def leaves_behind(self) -> bool:
         """Whether a frozen unit is whole until the unit before is: the hook that reshards it hangs on its input, behind
         the one that gathers the unit before (_register_post_backward_reshard_only_hook). A reentrant checkpoint around
