@@ -422,3 +422,11 @@ def test_arguments_of_older_megatron_tell_its_attention(tmp_path: Path, more: st
     found = read(tmp_path, f"{changed(text, '--swiglu', '')} {more}\n", file)
     assert found.job.attention == attention
     assert any("until 2023" in line for line in found.warnings) is ("engine" not in more)
+
+
+@pytest.mark.parametrize("text", [TRAINER, SFT, AXOLOTL, FACTORY])
+def test_where_the_trainer_empties_its_cache_is_told(tmp_path: Path, text: str) -> None:
+    for steps, told in (("4", True), ("null", False)):
+        found = read(tmp_path, f"{text}torch_empty_cache_steps: {steps}\n")
+        assert any("the cache is played as never emptied" in line for line in found.warnings) is told
+        assert "torch_empty_cache_steps" not in {each.key for each in found.unread}
