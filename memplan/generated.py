@@ -42,6 +42,8 @@ class Engine:
     """It does not as expected, by less than is uncertain."""
     may_fail: bool = False
     """It does as expected, and by no more than is uncertain."""
+    states_bytes: int = 0
+    """SGLang's pool of states, beside its cache."""
 
     @property
     def doubt(self) -> str:
@@ -56,7 +58,7 @@ def as_engine(of: Generator, found: Figures) -> Engine:
         found,
         """budget_bytes=budget weights_bytes=weights activation_bytes=activation non_torch_bytes=non_torch
         graph_bytes=graphs kv_bytes=kv kv_bytes_per_token=kv_per_token kv_tokens awake_bytes=awake.expected
-        asleep_bytes=asleep.expected starts why hint may_start may_fail""",
+        asleep_bytes=asleep.expected starts why hint may_start may_fail states_bytes=states""",
     )
     return Engine(of.engine, of.version, max_concurrency=round(found.concurrency, 2), **figures)
 

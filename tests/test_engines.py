@@ -11,7 +11,7 @@ from drawing import over
 from memplan.api import estimate
 from memplan.cli.app import main
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.generation.activation import activation_bytes, feature_bytes, pixel_bytes
+from memplan.engine.generation.activation import activation_bytes, feature_bytes, graph_bytes, pixel_bytes
 from memplan.engine.generation.cells import CELLS
 from memplan.engine.generation.figures import budget_bytes, engine_figures, request_rows
 from memplan.engine.generation.kv import layout
@@ -211,6 +211,8 @@ def test_an_engine_of_text_alone_loads_no_tower() -> None:
     assert said("qwen3.5-35b-a3b", **keys).weights_bytes / GiB == pytest.approx(33.38, rel=2e-3)
     with pytest.raises(InvalidJob, match=r"language_model_only: vLLM's own"):
         said("qwen3.5-27b", engine="sglang", language_model_only=True)
+    keys |= {"quantization": "none", "engine_version": "0.21.0", "max_num_batched_tokens": 2048}
+    assert said("gemma-4-e2b", **keys).weights_bytes / GiB == pytest.approx(8.89, rel=1e-3)  # its rows' buffer stays
 
 
 def test_a_state_space_beside_attention_has_its_state() -> None:
@@ -379,6 +381,23 @@ def test_what_is_free_is_looked_at_before_it_starts() -> None:
     share = float(found.hint.rpartition(" ")[2])
     assert engine_figures(engine(share=share), gpu, free).starts
     assert engine_figures(engine(version="0.8.5", share=0.9), gpu, free).starts  # which does not look
+
+
+def test_sglangs_pool_of_states_is_on_the_card_beside_its_cache() -> None:
+    """Qwen3.8-27B-FP8 on an H100: 17.9 GiB of 124 states, 8.9 of 79.2 left (public repository text 65830671609)."""
+    keys = {"quantization": "fp8", "mem_fraction_static": 0.85, "max_num_seqs": 32, "max_model_len": 262144}
+    found = said("qwen3.5-27b", engine="sglang", engine_version="0.5.18", **keys)
+    assert found.states_bytes / GiB == pytest.approx(17.92, rel=0.01)
+    assert found.awake_bytes / GiB == pytest.approx(70.28, abs=0.5)
+    assert said("qwen2.5-7b", engine="sglang", mem_fraction_static=0.85).states_bytes == 0
+
+
+def test_graphs_of_older_engines_may_take_four_times_as_much() -> None:
+    """Qwen3 8B on an A100 of 40 GB: 2.2 GiB under 0.9.2, 2.4 under 0.19.1."""
+    for version, most in (("0.19.1", 4), ("0.33.0", 2)):
+        of = engine("qwen3-8b", version)
+        found = graph_bytes(of, era_of("vllm", version))
+        assert found.high == most * found.expected + 256 * MiB
 
 
 def test_asleep_it_keeps_context_and_graphs() -> None:

@@ -176,6 +176,7 @@ def engine_table(engine: Engine) -> Table:
     rows = [
         ("weights", engine.weights_bytes, ""),
         ("KV cache", engine.kv_bytes, f"{engine.kv_tokens:,} tokens of {engine.kv_bytes_per_token:,} bytes"),
+        *[("states of requests", engine.states_bytes, "a pool of their own")] * bool(engine.states_bytes),
         ("profile run", engine.activation_bytes, "kept free for a full batch"),
         ("outside PyTorch", engine.non_torch_bytes, ""),
         ("CUDA graphs", engine.graph_bytes, ""),

@@ -72,8 +72,10 @@ class Figures(NamedTuple):
     asleep: Band
     outside: Band
     """Context and communicators, which no sleep gives back."""
+    states: int
+    """SGLang's pool of states, which is not of its cache."""
     pool: int
-    """What sleep gives back: weights and cache."""
+    """What sleep gives back: weights, cache and states."""
     beside: int
     """SGLang's rows of requests and workspace, outside of its share."""
     host_asleep: int
@@ -110,8 +112,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     budget = budget_bytes(of, era, gpu, there)
     kept = weights if era.share == "free" else weights + activation + non_torch + estimate
     kv = of.kv_cache_memory or max(0, budget - kept)
-    if era.share == "free" and cache.state_bytes:
-        kv = int(kv * (1 - STATE_SHARE))
+    states = int(kv * STATE_SHARE) if era.share == "free" and cache.state_bytes else 0
+    kv -= states
     beyond = Band(*(max(0, each - estimate) for each in graphs))
     wider = partial(_wider, of, gpu, free_at_start) if advised else int
     apart = Band(0, 0, 0) if era.context_inside else context if era.nccl_inside else outside
@@ -129,7 +131,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, more, first + captured, wider)
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = activation - int(activation_bytes(text, era) * own.activation)
-    awake = _awake(of, era, apart, budget, kept + kv + rows, activation, unseen, beyond)
+    awake = _awake(of, era, apart, budget, kept + kv + states + rows, activation, unseen, beyond)
     again, counted = stranded(of, gpu, weights), era.strands and not of.kv_cache_memory
     filled = kept + kv if of.kv_cache_memory else budget
     most = (again if counted else max(0, weights + again - filled)) + unprofiled_bytes(of, era)
@@ -157,7 +159,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         awake=awake,
         asleep=asleep,
         outside=outside,
-        pool=weights + kv + rows,
+        states=states,
+        pool=weights + kv + states + rows,
         beside=rows + space,
         host_asleep=copy_bytes(of, gpu) if of.sleep == 1 else 0,
         starts=not why,

@@ -33,7 +33,8 @@ def engine_ledger(of: Generator, gpu: Gpu) -> Ledger:
         Band(found.activation // 2, found.activation, found.activation * 3 // 2),
         "the most that a full batch needs, which the engine keeps free for good",
     )
-    enter("KV cache", "kv_cache", _exact(found.kv), "what the budget leaves, taken at once", born=GENERATE)
+    cache = _exact(found.kv + found.states)
+    enter("KV cache", "kv_cache", cache, "what the budget leaves, taken at once", born=GENERATE)
     if checks := unprofiled_bytes(of, era):
         why = "a full batch checks more drafted tokens than the profile run: at most"
         enter("logits of drafted tokens", "activations", Band(0, 0, checks), why, born=GENERATE)
