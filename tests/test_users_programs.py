@@ -226,6 +226,11 @@ def test_a_loss_of_a_head_for_classes_makes_little(of: str, fits: str) -> None:
     assert checked("a.py", SCORED.format(of), sequence_length=256).fits == fits
 
 
+def test_rows_of_a_head_for_classes_stay_whole_beside_a_loss_that_an_option_gives() -> None:
+    found = checked("a.py", SCORED.format("outputs.logits"), sequence_length=256, own_loss={"logits": 16})
+    assert (found.job["method"], found.job["batch_size"]) == ("sft", 2), found.text
+
+
 DRY = """\
 import json
 import yaml

@@ -731,3 +731,10 @@ def test_a_program_s_own_config_has_what_its_command_says_nothing_of(tmp_path: P
 )
 def test_a_model_at_the_top_and_an_optimizer_s_name_decide(tmp_path: Path, own: str, decides: dict[str, str]) -> None:
     assert deciding(read(tmp_path, f"{RL} {own}")) == decides
+
+
+def test_settings_of_two_of_verl_s_trainers_are_asked_about(tmp_path: Path) -> None:
+    assert deciding(read(tmp_path, RL)) == {}
+    assert (
+        deciding(read(tmp_path, f"{RL} model.partial_pretrain=Qwen/Qwen2.5-0.5B"))["model.partial_pretrain"] == "method"
+    )

@@ -117,10 +117,11 @@ def _only_other(document: Document) -> Launch | None:
 def _predicts(launch: Launch) -> bool:
     """Whether a command predicts alone: programs after transformers' examples train under ``--do_train``, where their
     text asks for it."""
-    said = {key: str(launch.arguments().values.get(key, False)).lower() for key in ("do_predict", "do_train")}
-    here = found_at(launch.path, program_at(launch.path, launch.program)) if launch.program.endswith(".py") else None
-    alone = launch.program.endswith(".py") and said["do_predict"] == "true" and said["do_train"] == "false"
-    return alone and (here is None or "do_train" in here.read_text("utf-8", "replace"))
+    said = launch.arguments().values if launch.program.endswith(".py") else {}
+    if [str(said.get(key, False)).lower() for key in ("do_predict", "do_train")] != ["true", "false"]:
+        return False
+    here = found_at(launch.path, program_at(launch.path, launch.program))
+    return here is None or "do_train" in here.read_text("utf-8", "replace")
 
 
 def _only_predicts(document: Document) -> Launch | None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from memplan.errors import NoTraining
+from memplan.frameworks.asking import WRITE
 from memplan.frameworks.base import FILE, Draft, Framework, Keys, Origin
 from memplan.frameworks.common.critics import read_critic
 from memplan.frameworks.deciding import no_less, subject_of
@@ -95,6 +96,9 @@ def read_rl(keys: Keys, found: Given) -> None:
     if keys.flag("critic.enable") is False:
         method = "grpo" if method == "ppo" else method
     keys.put("method", method, key)
+    if keys.has(named := "model.partial_pretrain"):
+        what = f"{named} is of verl's SFT, beside the settings of its PPO: which of them it trains is the program's own"
+        keys.draft.warn(named, keys.settings.where(named), what, "method", WRITE)
     prompt, response = lengths_of(keys)
     strategy, said = strategy_of(keys, found)
     megatron = strategy == "megatron"

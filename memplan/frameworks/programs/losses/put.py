@@ -45,7 +45,10 @@ def of_pairs(trainer: Thing, passes: int, draft: Draft) -> None:
 
 
 def of_rows(trainer: Thing, rows: int, forwards: int, draft: Draft) -> None:
-    """A head for classes scores each row, as a reward's does two rows of each pair: half as many pairs are counted."""
+    """A head for classes scores each row, as a reward's does two rows of each pair: half as many pairs are counted;
+    of a loss whose numbers an option gives, its rows."""
+    if "own_loss" in draft.given:
+        return
     of_pairs(trainer, forwards, draft)
     _put_rows(rows, draft, 2)
     if rows * forwards == 1:
