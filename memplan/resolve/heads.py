@@ -229,9 +229,11 @@ def _program(job: Job, method: Method, trainer: Trainer, lora: bool, notes: Note
 
 
 def _check_tiled(name: str, job: Job, trainer: Trainer, stored: Stored, split: Split) -> None:
-    """Where DeepSpeed's tiles of logits run: they tell its ZeRO alone when a weight's gradient is whole."""
+    """Which losses run beside transformers' plans, and where DeepSpeed's tiles of logits do: they tell its ZeRO alone
+    when a weight's gradient is whole. Raises InvalidJob."""
     if whole_streams(job, trainer) and name not in ("cross-entropy", "selective", *READS_WEIGHT):
-        raise InvalidJob(f"loss_head: {name} with tensor_parallel is not modelled", "use cross-entropy, or selective")
+        hint = "use cross-entropy" if job.method == "sft" else "leave tensor_parallel out"
+        raise InvalidJob(f"loss_head: {name} with tensor_parallel is not modelled", hint)
     bound = "ddp" if split.name == "none" and job.num_gpus > 1 else split.name
     for bad, what in (
         (trainer.megatron, trainer.title),
@@ -245,12 +247,8 @@ def _check_tiled(name: str, job: Job, trainer: Trainer, stored: Stored, split: S
 def _check_policy(name: str, stored: Stored, split: Split) -> None:
     """Liger's GRPO loss calls the layers past the forward that accelerate wraps in autocast (trl 0.18 to 1.9 and
     ms-swift 4.5 grpo_trainer.py: _forward_redirection, ``unwrapped_model.model``): fp32 weights compute in fp32."""
-    if (
-        name.startswith("liger-policy")
-        and stored.autocast > 0
-        and stored.precision.weights > 2
-        and not split.is_deepspeed
-    ):
+    wide = stored.autocast > 0 and stored.precision.weights > 2
+    if name.startswith("liger-policy") and wide and not split.is_deepspeed:
         raise InvalidJob(
             "kernels: Liger's grpo loss runs outside autocast, so that fp32 weights compute in fp32",
             "use precision bf16, which loads the weights in bf16, or leave kernels out",
