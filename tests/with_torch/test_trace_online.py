@@ -43,7 +43,7 @@ JOBS = [
     trl("1.12", method="grpo", reference="resident", **SHORT, **AMP),
     trl("1.14", method="rloo", **SHORT),
     *(trl("1.16", method="online-dpo", **SHORT, **keys) for keys in ({}, AMP)),
-    *(trl("1.12", method="ppo", **keys) for keys in (
+    *(trl("1.12", method="ppo", rollout={"engine": "none"}, **keys) for keys in (
         {}, {**SHORT, **AMP}, {**SHORT, **PLAIN}, {**SHORT, **PLAIN, **AMP, "reference": "none"},
     )),
 ]  # fmt: skip
