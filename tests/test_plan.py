@@ -552,7 +552,7 @@ def test_where_no_batch_is_given_all_gpus_have_some(gpus: int, batch: int) -> No
 )
 def test_a_candidate_is_what_resolve_makes_of_its_keys(keys: dict[str, Any]) -> None:
     asked = question(read_job({**keys, "gpu": "h100-80gb"}))
-    builder = Builder(without_choices(asked.given, asked.space.fixed), asked.space, asked.device)
+    builder = Builder(without_choices(asked.given), asked.space, asked.device)
     legal = {each.group: each for each in candidates(asked.given, asked.space, asked.device).legal}
     assert legal
     for each in legal.values():

@@ -4,7 +4,7 @@ A recipe with another batch and accumulation is what ``resolve`` makes of the jo
 ``depends_on_batch`` names; and of most structures each half is resolved already, in others (``axes.joined``;
 tests/test_plan.py compares both field by field)."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -94,8 +94,8 @@ def stays_gathered(recipe: Recipe) -> bool:
     return recipe.sharding.name in ("fsdp", "fsdp2") and not recipe.sharding.reshard_after_forward
 
 
-def without_choices(given: JobInput, fixed: Mapping[str, Any]) -> JobInput:
-    """The job with nothing chosen but what is fixed is kept aside."""
+def without_choices(given: JobInput) -> JobInput:
+    """The job without the keys that a search chooses."""
     stay = {key: value for key, value in given.job.model_dump(exclude_unset=True).items() if key not in CHOSEN}
     sources = {key: source for key, source in given.sources.items() if key not in CHOSEN}
     return JobInput(build_job(stay), sources, given.ignored, given.spec)
@@ -281,7 +281,7 @@ def _changes(space: Space, keys: Keys) -> int:
 def trainings(given: JobInput, space: Space, device: Device, leanest: bool = False) -> Candidates:
     """Every candidate of the space, the fastest first; of an online method with its generation as the job has it.
     ``leanest``: of each group the smallest batch alone, of which one fits where any does."""
-    builder, families = Builder(without_choices(given, space.fixed), space, device, leanest), dict[str, int]()
+    builder, families = Builder(without_choices(given), space, device, leanest), dict[str, int]()
     for number, layout in enumerate(layouts(space)):
         builder.add(families.setdefault(layout_name({**layout, "virtual_pipeline": 1}), number), layout)
     legal = sorted(builder.legal, key=lambda each: each.order)

@@ -45,7 +45,7 @@ class Listed:
         found = self.known[key]
         if not found.legal:
             return found
-        one = Builder(without_choices(given, space.fixed), space, device).recipe(found.legal[0].keys)
+        one = Builder(without_choices(given), space, device).recipe(found.legal[0].keys)
         allowed, changed = allowed_of(one), dict[int, tuple[Hardware, Hardware]]()
         legal = []
         for each in found.legal:

@@ -210,7 +210,7 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
     whether it does better than those before it, unless one that holds no more (``under``) does not. A length that a
     layout does not divide is brought down to one that it does; one that cannot be at all is too long."""
     of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
-    builder = Builder(without_choices(asked.given, asked.fixed), asked.space, asked.device)
+    builder = Builder(without_choices(asked.given), asked.space, asked.device)
     value, words, done = 0, "nothing fits as asked", set[object]()
     step = asked.space.job.sequence_length if key == "sequence_length" else 1
     ordered = sorted(of.legal, key=lambda each: (each.group != each.under, -each.seconds, each.order))

@@ -76,7 +76,7 @@ def _with_ways(
     given: JobInput, space: Space, device: Device, trained: list[Candidate], every: list[Way], keys: Keys, leanest: bool
 ) -> list[Candidate]:
     """Each training with each way to generate. ``keys``: what follows for the trainer from the engine's cards."""
-    builder = Builder(without_choices(given, space.fixed), space, device)
+    builder = Builder(without_choices(given), space, device)
     of = Generators(builder.recipe, device)
     first = trained[0] if trained else None
     pairs = [(way, of.recipe(first.keys, first.recipe, i, way)) for i, way in enumerate(every)] if first else []

@@ -29,18 +29,15 @@ def shares_weights(asked: Rollout, found: Recipe, separate: bool) -> bool:
     return shared
 
 
-def level_of(asked: Rollout, row: Generation, adapters: bool, shared: bool) -> int:
-    """The level of sleep that is meant; shared weights stay whatever it is. Raises InvalidJob for none where there is
-    no such choice."""
+def level_of(asked: Rollout, row: Generation, adapters: bool) -> int:
+    """The level of sleep that is meant. Raises InvalidJob for none where there is no such choice."""
     if row.always_sleeps and asked.sleep == "none":
         raise InvalidJob(
             f"rollout.sleep: {row.trainer}'s engine sleeps whenever it shares the trainer's cards",
             "leave rollout.sleep out, or use rollout.placement: separate",
         )
     level = row.sleep if asked.sleep is None else 0 if asked.sleep == "none" else int(asked.sleep)
-    if level and adapters and row.adapter_sleep:
-        return row.adapter_sleep
-    return level
+    return row.adapter_sleep if level and adapters and row.adapter_sleep else level
 
 
 def forward_tokens(era: Era, usual: int, longest: int, spec: ModelSpec, otherwise: object) -> int:

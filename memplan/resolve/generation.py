@@ -131,7 +131,7 @@ def _of_engine(job: Job, asked: Rollout, found: Recipe, whole: ModelSpec, row: G
     each = found.rows * found.batch.accumulation * (found.parallel.world // found.parallel.model)
     rows = ceil_div(each * ranks, gpus)
     adapters = row.adapters and found.adapter is not None
-    sleep = engines.level_of(asked, row, adapters, shared) if not separate else 0
+    sleep = engines.level_of(asked, row, adapters) if not separate else 0
     gpu = found.hardware.gpu
     sizes = (gpu.usable_bytes, gpu.memory_bytes, gpu.architecture) if gpu else (defaults.LARGE, defaults.LARGE, "")
     usual = defaults.defaults_of(row.engine, version, defaults.Card(*sizes), ranks)

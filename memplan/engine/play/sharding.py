@@ -118,15 +118,14 @@ class Sizes(NamedTuple):
     """Names and elements of adapters of its modules that are units of their own."""
 
 
-def sizes_of(weights: list[Weight], measure: Measure, forward: Measure | None = None) -> Sizes:
-    """Those of a unit of these weights, tensor by tensor. ``forward``: measures what its all-gather copies there."""
+def sizes_of(weights: list[Weight], measure: Measure) -> Sizes:
+    """Those of a unit of these weights, tensor by tensor."""
     each = [(measure([weight._replace(copies=1)]), weight.copies) for weight in weights]
     return Sizes(
         measure(weights),
         tuple(unit.gathered for unit, copies in each for _ in range(copies)),
         tuple(unit.cast for unit, copies in each for _ in range(copies)),
         tuple(weight.name for weight in weights),
-        forward(weights).cast if forward else 0,
     )
 
 

@@ -207,7 +207,7 @@ def compressed_attention(p: Pass, mixer: CompressedAttention, x: Tensor) -> tupl
     out, weights = _eager(p, mixer, q, kv, mixer.entries(p.length))
     out = turned(p, mixer, out, mixer.head_dim, OUT)
     groups = seen(tape, ops.copy(tape, out, OUT))
-    groups = ops.copy(tape, grouped_linear(p, groups, first_out, mixer.groups), "projected groups")
+    groups = ops.copy(tape, grouped_linear(p, groups, first_out), "projected groups")
     result = project(p, groups, last_out, "h", "attention projection")
     del entries, masks, q, kv, latent  # locals of DeepseekV4Attention.forward
     return result, weights
@@ -262,7 +262,7 @@ def with_sinks(tape: Tape, weights: Tensor, sinks: Tensor, dim: Dim) -> Tensor:
     return tape.new(dim, itemsize, "scores with sinks", node)
 
 
-def grouped_linear(p: Pass, x: Tensor, linear: Linear, groups: int) -> Tensor:
+def grouped_linear(p: Pass, x: Tensor, linear: Linear) -> Tensor:
     """``DeepseekV4GroupedLinear``: one matmul for each group of heads. Autocast casts a view of the weight, whose copy
     it does not keep; the gradient of that view is copied into the weight's own layout."""
     tape, weight = p.tape, p.param(linear.name, linear.parameters)
