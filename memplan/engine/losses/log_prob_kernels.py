@@ -11,7 +11,7 @@ from memplan.engine.tape.graph import Grads, Tensor, in_turn
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
-MOST_CHUNKS = 64
+MOST_CHUNKS = 256
 """Chunks of a loop that keeps something of each, as played at most."""
 ROWS_AT_ONCE = 128
 """Rows of ``entropy_from_logits`` (trl 1.9, trl/trainer/utils.py)."""
