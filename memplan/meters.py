@@ -118,14 +118,14 @@ def _reaching(of: Totals, peak: int) -> Totals:
 
 
 def _played(recipe: Recipe, allocated: int, room: "Room | None", seek: Seek) -> "Played | Unplayed":
-    """The figures of the play; those of an equal job that was played lately."""
+    """The figures of the play; those of an equal job played lately, whatever it sought where nothing is near."""
     from memplan.engine.allocator.figures import played  # which a search, and a job without a card, never load
 
     job = (recipe._replace(provenance=Provenance({}, {})), allocated, room, seek)
-    found = next((figures for seen, figures in _SEEN if seen == job), None)
+    found = next((each for seen, each in _SEEN if seen == job or (seek is not True and seen == (*job[:3], None))), None)
     if found is None:
         found = played(recipe, allocated, room, seek)
-        _SEEN.append((job, found))
+        _SEEN.append(((*job[:3], seek if isinstance(found, Unplayed) or found.near else None), found))
     return found
 
 

@@ -331,3 +331,15 @@ def test_a_growing_cache_of_generation_holds_many_times_its_bytes_and_is_given_b
     assert needs is not None
     assert needs < 4 * GiB
     assert small.per_gpu.device_bytes.expected == pytest.approx(8 * GiB, rel=0.03)
+
+
+@pytest.mark.parametrize(("gpu", "near"), [("80GB", False), ("3GB", True)])
+def test_what_is_comfortable_is_the_same_whatever_is_sought(gpu: str, near: bool) -> None:
+    """So it is played once: near the card's limit what fits, and what is needed, are two questions."""
+    job = recipe(gpu=gpu, batch_size=4)
+    asked = Room(job.hardware.gpu.usable_bytes if job.hardware.gpu else 0, (1 if near else 60) * GiB)
+    fits, needs = (played(job, peak(job).allocated.expected, asked, seek) for seek in ("fits", False))
+    assert not isinstance(fits, Unplayed)
+    assert not isinstance(needs, Unplayed)
+    assert (fits.near, needs.near, needs.sought) == (near, near, near)
+    assert (fits == needs) is not near

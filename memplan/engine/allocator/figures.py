@@ -70,6 +70,8 @@ class Played(NamedTuple):
     """Of what is held, what generation's growing cache has left, where completions go on to their longest."""
     let_go: int = 0
     """Bytes that came and went while the model was made."""
+    near: bool = True
+    """What is looked for decides ``needs``: the card's limit is near."""
 
     @property
     def spread(self) -> int:
@@ -194,18 +196,10 @@ def _figures(recipe: Recipe, of: Begun, settings: Settings, room: Room | None, s
     less = apart // min(recipe.sharding.ranks, recipe.hardware.gpus_per_node) if rank.ahead else 0
     loading = recipe.moments.loading
     untold = recorded.peak - moving if flattens(recipe) and loading.sent and loading.way == "card" else 0
-    return Played(
-        moving,
-        grown - less,
-        held - less if there else None,
-        retries,
-        needs,
-        sought,
-        less + untold,
-        apart - less if less else 0,
-        held - before if there else grown - most,
-        recorded.let_go,
-    )
+    here, more = (held - less, held - before) if there else (None, grown - most)
+    over, beneath, near = less + untold, apart - less if less else 0, near or seek is True
+    let_go = recorded.let_go
+    return Played(moving, grown - less, here, retries, needs, sought, over, beneath, more, let_go, near)
 
 
 def _generating(of: Generator, after: CachingAllocator) -> int:
