@@ -183,6 +183,8 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
     if "rollout" in job:
         job.pop("completion_length", None)
         job["sequence_length"] = job["rollout"]["prompt_length"] + job["rollout"]["completion_length"]
+    if job["method"] == "ppo":  # a trace generates nothing, so that no logits of a rollout are kept
+        job["rollout"] = job.get("rollout", {}) | {"engine": "none"}
     if job["trainer"] in SHARDED:
         job["sharding"] = "none"
     return name, {key: value for key, value in job.items() if value is not None}
