@@ -109,7 +109,6 @@ def test_names_of_its_own(tmp_path: Path) -> None:
         ("import SupervisedFinetune", "import LLaVAModel as SupervisedFinetune", "LLaVAModel"),
         ('path = "Qwen/Qwen2.5-0.5B"', 'path = "baichuan-inc/Baichuan2-7B-Chat"', "kernel"),
         ("batch_size = 2", "batch_size = int(open('x').read())", "batch_size"),
-        ("train_dataset = d", 'strategy = dict(type="DeepSpeedStrategy")\ntrain_dataset = d', "strategy"),
     ],
 )  # fmt: skip
 def test_what_decides_and_is_not_modelled(tmp_path: Path, old: str, new: str, word: str) -> None:

@@ -7,13 +7,13 @@ from memplan.cost.again import Repeated, repeated
 from memplan.cost.products import Eight, eight_of
 from memplan.cost.traffic import expert_parts, rings
 from memplan.cost.work import ModelWork
-from memplan.engine.layers.moe.experts import FAMILIES as LOOPING
 from memplan.engine.tensors import expert_ranks
 from memplan.spec.groups import Quantised
 from memplan.spec.lora import Adapter
 from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
+from memplan.tables.families import LOOPING
 from memplan.tables.kernels import Kernels
 
 HALF, FP32 = 2, 4

@@ -6,7 +6,6 @@ from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.critic import STEP as CRITIC_STEP
 from memplan.engine.critic import critic_pass
 from memplan.engine.layers.modules import Mode, RouterLogits, Widths
-from memplan.engine.layers.moe.experts import FAMILIES as LOOPING
 from memplan.engine.layers.moe.in_order import FAMILIES as ORDERED
 from memplan.engine.layers.quantised_linear import product_itemsize
 from memplan.engine.losses.head_of_pass import has_reference_pass, policy_head, reference_head, rollout_head
@@ -27,6 +26,7 @@ from memplan.engine.resident_models import reference_pass, repeats_keys, teacher
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
 from memplan.spec.recompute import Recompute
+from memplan.tables.families import LOOPING
 from memplan.tables.styles import GradientMode, PassStyle
 from memplan.units import ceil_div
 

@@ -19,6 +19,8 @@ STACKS = {
 }
 """Targets that PEFT rewrites to the parameter that stacks the experts: of Mixtral and its kin, and of the others, whose
 dense layers and shared experts lose their adapters by it."""
+LOOPING = frozenset(["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+"""Whose classes of transformers 4 loop over experts."""
 MIXTRAL_NAMES = frozenset(["mixtral", "minimax", "minimax_m2"])
 ROUTER = "gate"
 """The target that PEFT rewrites to the router's weight."""

@@ -22,9 +22,6 @@ from memplan.engine.tape.tape import Tape
 from memplan.engine.tensors import expert_ranks
 from memplan.spec.parts import Bare, Experts, FeedForward, Linear
 
-FAMILIES = frozenset(["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
-"""Whose classes of transformers 4 loop over experts."""
-
 
 def one_by_one(p: Pass, spec: Experts, x: Tensor, weights: Tensor) -> Tensor:
     """Rows of an expert are gathered, put through its three linears, weighted, and added to the result in place."""
