@@ -250,14 +250,14 @@ JOBS: dict[str, dict[str, Any]] = {
     },
 }
 BOUNDS = {
-    # sharding: the most that 95 in 100 phases and that any phase may be apart, in percent
-    "none": (0.5, 3),
-    "ddp": (0.5, 3),
-    "fsdp2": (0.5, 3),
-    "fsdp": (0.5, 3),
-    "zero1": (3, 8),
-    "zero2": (3, 8),
-    "zero3": (1, 5),
+    # sharding: the most that 95 in 100 phases may be apart; that the ledger of any may be below, and above; in percent
+    "none": (0.5, 3, 3),
+    "ddp": (0.5, 3, 3),
+    "fsdp2": (0.5, 3, 3),
+    "fsdp": (0.5, 3, 3),
+    "zero1": (3, 2, 8),
+    "zero2": (3, 2, 8),
+    "zero3": (1, 2, 14),  # a bucket's reduction is taken at the fullest instant of a layer's backward
 }
 
 
@@ -288,9 +288,10 @@ def test_of_drawn_jobs_too(agreement: ModuleType) -> None:
     sizes = sorted(abs(pair.apart) for pair in pairs)
     assert len(sizes) > 300
     assert sizes[len(sizes) // 2] < 0.005
-    for sharding, (most, worst) in BOUNDS.items():
+    for sharding, (most, below, above) in BOUNDS.items():
         own = [pair for pair in pairs if pair.sharding == sharding]
         apart = sorted(abs(pair.apart) for pair in own)
         assert not apart or apart[int(len(apart) * 0.95) - 1] <= most, sharding
-        far = [each for pair in own if abs(pair.apart) > worst for each in every if each.number == pair.number]
+        beyond = {pair.number for pair in own if not -above <= pair.apart <= below}
+        far = [each for each in every if each.number in beyond]
         assert not far, far
