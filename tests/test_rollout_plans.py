@@ -17,6 +17,8 @@ from memplan.cost.generation import Generating, generating
 from memplan.cost.rates import EXPECTED
 from memplan.engine.generation.figures import engine_figures
 from memplan.errors import InvalidJob
+from memplan.frameworks.emit.writing import emit
+from memplan.frameworks.registry import find_framework
 from memplan.gpus import find_gpu
 from memplan.planner.generating import not_apart, row_of, ways
 from memplan.planner.moves import moves, space_of
@@ -412,6 +414,16 @@ def test_a_small_card_generates_from_four_bits_and_no_further_than_its_sequences
     engine = found.plans[0].report.engine
     assert engine is not None
     assert engine.weights_bytes < 7 * GiB, "of 7.6 B parameters"
+
+
+def test_the_base_that_verl_gathers_twice_has_a_remedy() -> None:
+    """layered_summon sends adapters of FSDP1 a layer at a time; FSDP2 gathers no more than a tensor."""
+    keys = {**VERL, "rollout": LENGTHS, "sequence_length": 2048, "completion_length": 1536, "lora": {"r": 8}}
+    for sharding, told in (("fsdp", True), ("fsdp2", False)):
+        given = as_input({**keys, "sharding": sharding})
+        assert any(move.keys == {"sync": {"gather": "unit"}} for move in moves(given.job, resolve(given))) is told
+    made = emit(as_input({**keys, "sharding": "fsdp", "sync": {"gather": "unit"}}), find_framework("verl"))
+    assert "layered_summon: true" in made.texts["verl.yaml"]
 
 
 @pytest.mark.slow

@@ -136,6 +136,8 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
         tokens = scored // job.context_parallel
         forward = {"log_prob_use_dynamic_bsz": True, "log_prob_max_token_len_per_gpu": tokens}
     rollout = {"n": group, "temperature": job.temperature or 1.0, **_rollout(of)}
+    if job.lora and job.sync.gather == "unit":
+        rollout["layered_summon"] = True
     values: dict[str, Any] = {
         "algorithm": {"adv_estimator": ESTIMATORS[job.method], "use_kl_in_reward": False},
         "data": {
