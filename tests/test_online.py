@@ -8,6 +8,7 @@ import pytest
 from memplan.api import estimate
 from memplan.engine.build import build_ledger
 from memplan.engine.micro_step import stages
+from memplan.engine.rollouts import scores_bytes
 from memplan.errors import EXIT_USAGE, InvalidJob
 from memplan.report import Report
 from memplan.resolve import resolve
@@ -270,7 +271,7 @@ def test_what_generates_under_zero3_gathers_the_critic_of_its_engine_and_no_rewa
     assert critic is not None
     assert ppo.generator is not None
     gathered = (generating_bytes(ppo.generator, each) for each in (ppo, grpo))
-    assert next(gathered) - next(gathered) == critic.spec.params.total * 2
+    assert next(gathered) - next(gathered) == critic.spec.params.total * 2 + scores_bytes(ppo)
     assert [(each.role, each.sharded) for each in ppo.others.residents if each.role == "reward"] == [("reward", True)]
 
 
