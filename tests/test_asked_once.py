@@ -3,29 +3,20 @@ and files that lie elsewhere than their reference says.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
+import framework_cases
 import pytest
+from framework_cases import written
 
-from memplan.frameworks.checks.checking import Checked, check_file
-
-CARD = {"gpu": "80GB", "num_gpus": 8}
+checked = partial(framework_cases.checked, num_gpus=8)
 OPTIONS = "--per_device_train_batch_size 2 --max_length 512 --bf16 --output_dir x"
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def written(name: str, text: str) -> str:
-    Path(name).parent.mkdir(parents=True, exist_ok=True)
-    Path(name).write_text(text)
-    return name
-
-
-def checked(name: str, text: str, **given: object) -> Checked:
-    return check_file(written(name, text), {**CARD, **given})
 
 
 R1_V = "torchrun --nproc_per_node 8 src/open_r1/grpo.py {} --max_pixels 401408 --bf16 --max_prompt_length 512\n"

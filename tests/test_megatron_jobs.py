@@ -11,6 +11,8 @@ from counting import calls
 from test_megatron_weights import JOB, LLAMA, MODELS
 
 from memplan.api import estimate
+from memplan.engine.play.alike import Storages
+from memplan.engine.play.megatron import megatron_events
 from memplan.errors import InvalidJob
 from memplan.reporting import totals_of
 from memplan.resolve import resolve
@@ -355,3 +357,18 @@ def test_a_setting_that_is_estimated_as_its_opposite_is_said(setting: dict[str, 
     assert [text for text in said if text.startswith(f"megatron.{name}: ")]
     plain = estimate({**JOB, "model": MODELS["experts"]}).warnings
     assert not [text for text in plain if text.startswith(f"megatron.{name}: ")]
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v2-lite", "deepseek-v3"])
+@pytest.mark.parametrize("recompute", [{}, {"gradient_checkpointing": "full"}, {"lora": {"r": 8}}])
+def test_layers_do_again_what_alike_ones_did(
+    model: str, recompute: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the event, as if each were followed."""
+    layout = {"num_gpus": 16, "pipeline_parallel": 2, "virtual_pipeline": 1, "tensor_parallel": 2}
+    overlap = {"moe_shared_expert_overlap": True} if "deepseek" in model else {}
+    job = {"model": model, "method": "sft", "trainer": "megatron", "gradient_accumulation_steps": 4, **layout}
+    recipe = resolve(read_job({**job, "sequence_length": 512, "megatron": overlap, **recompute}))
+    found = megatron_events(recipe, 2)
+    monkeypatch.setattr(Storages, "alike", lambda _, work, layers: work(layers))
+    assert megatron_events(recipe, 2) == found

@@ -5,10 +5,10 @@ own, and files that are filled in before they are YAML.
 from pathlib import Path
 
 import pytest
+from framework_cases import CARD, checked, written
 
-from memplan.frameworks.checks.checking import Checked, check_all, check_file
+from memplan.frameworks.checks.checking import check_all
 
-CARD = {"gpu": "80GB", "num_gpus": 1}
 PROGRAM = """\
 import argparse
 from transformers import AutoModelForCausalLM
@@ -28,16 +28,6 @@ if __name__ == "__main__":
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def written(name: str, text: str) -> str:
-    Path(name).parent.mkdir(parents=True, exist_ok=True)
-    Path(name).write_text(text)
-    return name
-
-
-def checked(name: str, text: str, **given: object) -> Checked:
-    return check_file(written(name, text), {**CARD, **given})
 
 
 @pytest.mark.parametrize(

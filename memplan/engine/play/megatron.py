@@ -5,7 +5,7 @@ moment. What construction leaves decides what is held later: every weight is mad
 freed behind it (distributed/param_and_grad_buffer.py of megatron-core 0.14), and a main weight is made of a copy of its
 part (optimizer/distrib_optimizer.py)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from memplan.engine.allocator.replay import CONSTRUCTED, StepEvents
@@ -14,10 +14,10 @@ from memplan.engine.megatron.activations import chunk_length, moments, steps_of
 from memplan.engine.megatron.build import MegatronParts, megatron_ledger
 from memplan.engine.megatron.head import mtp_table
 from memplan.engine.megatron.scores import instants_of_scores
-from memplan.engine.megatron.stages import Chunk, own_layers, schedule
-from memplan.engine.megatron.steps import SUM, Held, Step, fullest_forward
+from memplan.engine.megatron.stages import own_layers, schedule
+from memplan.engine.megatron.steps import SUM, Step, fullest_forward
 from memplan.engine.megatron.weights import Share, before_layers, behind_layers, layer_shares, with_adapters
-from memplan.engine.tape.tags import Tag
+from memplan.engine.play.alike import Layer, Storages
 from memplan.spec.recipe import Recipe
 
 LASTING = ("buffers", "batch", "workspaces")
@@ -38,62 +38,18 @@ def megatron_events(recipe: Recipe, steps: int) -> StepEvents:
     return StepEvents(tuple(play.events), start, dict.fromkeys(play.beside, SHARED_STREAM), marks=marks, tags=play.tags)
 
 
-class _Layer:
-    """What a layer of one micro-batch keeps, by step."""
-
-    def __init__(self, chunk: Chunk, steps: Sequence[Step], is_checkpoint: bool) -> None:
-        self.chunk, self.steps, self.is_checkpoint = chunk, steps, is_checkpoint
-        self.kept: dict[tuple[str, int], int] = {}
-
-
-class _Play:
-    """The events so far, and what of them lives."""
+class _Play(Storages):
+    """A rank's."""
 
     def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
         self.recipe, self.parts = recipe, MegatronParts(recipe)
-        self.events: list[tuple[int, int]] = []
-        self.tags: list[Tag] = []
-        self.sizes: list[int] = []
-        self.moment: list[tuple[Held, int]] = []
-        """What is alive for a moment."""
-        self.side = False
-        self.beside: list[int] = []
-        """Whether the step at hand runs on the shared experts' stream, and the storages that were taken there."""
         every = [(chunk, number) for chunk in self.parts.chunks for number in range(chunk.layers)]
         ends = (0, *own_layers(recipe.model.num_layers, recipe.parallel, recipe.megatron)[:-1], len(every))
         self.chunks = [every[first:end] for first, end in pairwise(ends)]
         """Of each virtual stage, its layers by kind."""
-        self.waiting: list[list[list[_Layer]]] = [[] for _ in self.chunks]
+        self.waiting: list[list[list[Layer]]] = [[] for _ in self.chunks]
         """Micro-batches that went forward through each, and not back."""
-
-    # -- storages -----------------------------------------------------------------------------------------------------
-
-    def take(self, label: str, category: str, size: int) -> int:
-        """A new storage."""
-        number = len(self.tags)
-        self.tags.append(Tag(category, label, "bytes", 1, size))
-        self.sizes.append(size)
-        if self.side:
-            self.beside.append(number)
-        if size:
-            self.events.append((number, size))
-        return number
-
-    def free(self, numbers: Iterable[int]) -> None:
-        """The end of some."""
-        self.events += [(number, -self.sizes[number]) for number in numbers if self.sizes[number]]
-
-    def hold(self, wanted: Sequence[Held]) -> None:
-        """For a moment these, and nothing else: what was there already stays."""
-        missing, staying, going = list(wanted), [], []
-        for held, number in self.moment:
-            if held in missing:
-                missing.remove(held)
-                staying.append((held, number))
-            else:
-                going.append(number)
-        self.free(going)
-        self.moment = staying + [(held, self.take(held.name, "activations", held.bytes)) for held in missing]
 
     # -- construction -------------------------------------------------------------------------------------------------
 
@@ -187,11 +143,11 @@ class _Play:
         """One micro-batch through a chunk of the stage, the last up to its loss."""
         shape = self.parts.shape
         layers = [
-            _Layer(chunk, steps_of(shape, chunk), number % chunk_length(shape, chunk) == 0)
+            Layer(chunk, steps_of(shape, chunk), number % chunk_length(shape, chunk) == 0)
             for chunk, number in self.chunks[virtual]
         ]
         for layer in layers:
-            self._layer_forward(layer)
+            self.alike(self._layer_forward, [layer])
         self.waiting[virtual].append(layers)
         if self.parts.tail is not None and virtual == len(self.chunks) - 1:
             self.norm = [
@@ -200,9 +156,9 @@ class _Play:
             ]
             self.hold(self.parts.tail.at[0][1])
 
-    def _layer_forward(self, layer: _Layer) -> None:
+    def _layer_forward(self, layers: Sequence[Layer]) -> None:
         """What is dropped again goes at the layer's end; where all is made again, as soon as the next step is done."""
-        before: list[int] = []
+        (layer,), before = layers, list[int]()
         for step in layer.steps:
             dropped = []
             self._on(step)
@@ -239,7 +195,7 @@ class _Play:
             together = [layers.pop()]
             while not together[-1].is_checkpoint and layers:
                 together.append(layers.pop())
-            self._back(together)
+            self.alike(self._back, together)
             if together[0].chunk.mtp and self.parts.trains_embedding and not waits:
                 waits = [self.take("gradient of MTP's lookup", "gradients", mtp_table(self.parts.shape).bytes)]
         if self.parts.trains_embedding and not virtual:
@@ -247,7 +203,7 @@ class _Play:
         self.hold(())
         self.free(waits)
 
-    def _back(self, together: Sequence[_Layer]) -> None:
+    def _back(self, together: Sequence[Layer]) -> None:
         """Layers that are made again at once, the last first; or one."""
         if together[0].chunk.recomputed:
             for layer in reversed(together):
@@ -277,7 +233,7 @@ class _Play:
         if any(held.name == SUM for held, _ in self.moment):
             self.hold([held for held, _ in self.moment if held.name != SUM])
 
-    def _make_again(self, layer: _Layer, step: Step, at: str) -> None:
+    def _make_again(self, layer: Layer, step: Step, at: str) -> None:
         """What was dropped after forward, where the step ``at`` needs it; of a layer behind a checkpoint, all."""
         for number, held in enumerate(step.kept):
             needed = held.again == at or (layer.chunk.recomputed and not layer.is_checkpoint)
