@@ -343,3 +343,14 @@ def test_what_is_comfortable_is_the_same_whatever_is_sought(gpu: str, near: bool
     assert not isinstance(needs, Unplayed)
     assert (fits.near, needs.near, needs.sought) == (near, near, near)
     assert (fits == needs) is not near
+
+
+def test_a_cache_that_is_emptied_is_so_behind_all_forwards_of_each_micro_step() -> None:
+    """transformers 5.24 trainer.py, training_step: behind ``compute_loss``, before ``backward``."""
+    keys: dict[str, Any] = {"method": "dpo", "reference": "resident", "gradient_accumulation_steps": 2}
+    found = [step_events(recipe(**keys, empty_cache_steps=steps)) for steps in (None, 4, 1)]
+    never, sometimes, always = [each for each in found if each is not None]
+    assert sometimes.marks == never.marks
+    assert always.events == never.events
+    names = [name for at, name in always.marks if at >= always.start and not name.startswith("done")]
+    assert names == ["reference.forward", "policy.forward", "empty_cache", "policy.backward"] * 2 + ["step.optimizer"]

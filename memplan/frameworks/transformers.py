@@ -125,7 +125,8 @@ def read_settings(settings: Settings, draft: Draft, program: str = "") -> None:
 
 SAID = words_of(
     """method trainer batch_size gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_reentrant
-    optimizer optimizer_impl optimizer_args compile kernels eval_batch_size sync_each_batch ddp"""
+    optimizer optimizer_impl optimizer_args compile kernels eval_batch_size sync_each_batch ddp
+    empty_cache_steps"""
 )
 """Keys that TrainingArguments say; the model, its dtype, adapters and lengths are the script's."""
 ARGUMENTS = "training_args.yaml"

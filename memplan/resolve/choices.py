@@ -89,6 +89,7 @@ def batch(
         eval_size=eval_sizes.size,
         eval_kept=eval_sizes.kept,
         eval_examples=eval_sizes.examples,
+        emptied=job.empty_cache_steps == 1,
     )
 
 

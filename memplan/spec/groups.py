@@ -70,8 +70,7 @@ class LossCode(NamedTuple):
     """Logits are divided by the temperature, whatever it is, and those before let go of."""
     step_outputs: bool = False
     """The loop holds the model's outputs over the step."""
-    scoring_entropy: bool = False
-    """Scoring the rollout makes an entropy."""
+    scoring_entropy: bool = False  # of the rollout
     own_logits: int = 0
     """Bytes for each logit that a loss of the program's own has at once (``spec/own_loss.py``)."""
     own_hidden: int = 0
@@ -225,6 +224,7 @@ class Batch(NamedTuple):
     """Tokens of the longest sequence of a packed row; 0 where rows are sequences."""
     scoring: int = 0
     """Tokens of a packed row that is scored before the update; 0 where rows are the update's."""
+    emptied: bool = False  # the allocator's cache is given back before each backward
 
 
 class Checkpointing(NamedTuple):

@@ -52,19 +52,15 @@ def _checkpointing(value: object) -> object:
         raise InvalidJob(f"gradient_checkpointing: {value} is no way to checkpoint", f"write every:{value}, or full")
     if isinstance(value, str) and is_by_layer(value):
         return by_layer(value)
-    return (
-        {True: "full", False: "none", "true": "full", "false": "none"}.get(value, value)
-        if isinstance(value, (bool, str))
-        else value
-    )
+    switch = {True: "full", False: "none", "true": "full", "false": "none"}
+    return switch.get(value, value) if isinstance(value, (bool, str)) else value
 
 
 def _number(value: object, info: ValidationInfo) -> object:
     """true is not 1."""
     if isinstance(value, bool):
-        raise InvalidJob(
-            f"{info.field_name}: {str(value).lower()} is no number", f"write {info.field_name}: 1, or more"
-        )
+        key = info.field_name
+        raise InvalidJob(f"{key}: {str(value).lower()} is no number", f"write {key}: 1, or more")
     return value
 
 
@@ -271,6 +267,8 @@ class Job(Frozen):
     """Megatron's other settings: recompute_modules."""
     allocator: Allocator = Allocator.model_construct()
     """Settings of PyTorch's caching allocator."""
+    empty_cache_steps: Positive | None = None
+    """The trainer empties the cache before the backwards of every so manieth step; of more than 1, none is played."""
     offload: Offloaded = ()
     """On the host: activations, or checkpoints, and under DeepSpeed the optimizer and, in stage 3, the parameters."""
     rollout: Rollout | None = None

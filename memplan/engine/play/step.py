@@ -3,6 +3,7 @@
 The first step decides where things lie: weights are there first, the optimizer's states come in its first step,
 between gradients that are still alive. From the second step on all steps are alike."""
 
+from memplan.engine.allocator.replay import EMPTY_CACHE
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.micro_step import stages
 from memplan.engine.optimizer.states import Stepped
@@ -147,8 +148,11 @@ class Player:
         waiting: list[PassRun] = []
         for position, (traced, half) in enumerate(passes):
             name = traced.plan.name
-            for run in runs.values() if half == "backward" else ():
-                run.whole.clear()  # the loss is whole
+            if half == "backward" and not waiting:
+                for run in runs.values():
+                    run.whole.clear()  # the loss is whole
+                if recipe.batch.emptied:
+                    self.tape.mark(EMPTY_CACHE)
             self.tape.mark(f"{name}.{half}")
             if half == "forward":
                 run = self._run(recipe, traced)

@@ -16,7 +16,7 @@ from memplan.frameworks.common import fsdp_keys
 from memplan.frameworks.files.documents import Document
 from memplan.frameworks.hugging_face import precision as hf_precision
 from memplan.frameworks.hugging_face.arguments import read_deepspeed
-from memplan.frameworks.hugging_face.switches import ask_loaded, mapping, read_compile, tell_emptied
+from memplan.frameworks.hugging_face.switches import ask_loaded, mapping, read_compile
 from memplan.frameworks.hugging_face.version import labelled
 from memplan.frameworks.own_words.names import lora_targets, put_hf_optimizer, with_values
 from memplan.frameworks.transformers import assume_one_gpu
@@ -64,7 +64,7 @@ def read(document: Document, draft: Draft) -> None:
         keys.skip("torch_compile", "torch_compile_backend", "torch_compile_mode")
     else:
         read_compile(keys)
-    tell_emptied(keys)
+    keys.copy("empty_cache_steps", "torch_empty_cache_steps", "whole")
     read_switches(keys, method)
     assume_one_gpu(draft)
     keys.close(table.HARMLESS)

@@ -70,6 +70,8 @@ def _training(job: Job) -> dict[str, Any]:
         values["gradient_checkpointing_kwargs"] = {"use_reentrant": job.gradient_checkpointing_reentrant}
     if "activations" in job.offload:
         values["activation_offloading"] = True
+    if job.empty_cache_steps:
+        values["torch_empty_cache_steps"] = job.empty_cache_steps
     if job.eval_batch_size is not None:
         values |= {"eval_batch_size": job.eval_batch_size, "val_set_size": HELD_OUT}
     values |= optim_arguments(job)

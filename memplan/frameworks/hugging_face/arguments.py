@@ -13,7 +13,7 @@ from memplan.frameworks.base import DEFAULT, FILE, Keys, Origin
 from memplan.frameworks.common import fsdp_keys
 from memplan.frameworks.common.row_making import read_rows
 from memplan.frameworks.files.documents import words
-from memplan.frameworks.hugging_face.switches import NOT_MODELLED, mapping, read_compile, read_liger_parts, tell_emptied
+from memplan.frameworks.hugging_face.switches import NOT_MODELLED, mapping, read_compile, read_liger_parts
 from memplan.tables.optimizers import find_optimizer
 from memplan.tables.texts import parts_of, rows_of, settings_in
 from memplan.tables.trainers import TRAINERS
@@ -52,7 +52,7 @@ def read_arguments(keys: Keys) -> None:
     _mixed_precision(keys)
     _optimizer(keys)
     read_compile(keys)
-    tell_emptied(keys)
+    keys.copy("empty_cache_steps", "torch_empty_cache_steps", "whole")
     if keys.flag("use_liger_kernel"):
         keys.put("kernels", "liger", "use_liger_kernel")
         read_liger_parts(keys)

@@ -77,14 +77,6 @@ def read_compile(keys: Keys) -> None:
         keys.warn("torch_compile_mode", "CUDA graphs are not counted")
 
 
-def tell_emptied(keys: Keys) -> None:
-    """``torch_empty_cache_steps``: behind every forward of each so manieth step (training_step). In plays of five jobs
-    that empty it in each, 4 to 7 % less is held, and at most 0.5 % more needed."""
-    if keys.whole("torch_empty_cache_steps"):
-        why = "the cache is played as never emptied: less of it may be held, and nearly as much is needed"
-        keys.remark(f"torch_empty_cache_steps: {why}", "torch_empty_cache_steps")
-
-
 def read_liger_parts(keys: Keys) -> None:
     """``liger_kernel_config``: which of Liger's kernels run."""
     if not keys.has("liger_kernel_config"):

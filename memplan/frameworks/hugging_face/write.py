@@ -34,6 +34,8 @@ def arguments(job: Job) -> dict[str, Any]:
             **some_layers(job),
         }
     values |= optim_arguments(job)
+    if job.empty_cache_steps:
+        values["torch_empty_cache_steps"] = job.empty_cache_steps
     if job.compile:
         values["torch_compile"] = True
     if job.kernels == "liger":
