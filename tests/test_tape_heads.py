@@ -106,6 +106,19 @@ def test_an_sft_term_beside_the_loss_never_costs_less() -> None:
         assert largest(both.backward).size >= largest(alone.backward).size
 
 
+def test_a_loss_of_all_but_each_rows_last_position_is_scattered_into_zeros() -> None:
+    """``logits[:, :-1].log_softmax(-1)`` keeps the scored positions; the slice's gradient is of the logits' size."""
+    spec, rows, length = model(), 4, 16
+    head = Head(Loss("log-softmax"), sliced=length - 1)
+    found = trace_tail(spec, FP32, rows, length, head)
+    scored, whole = 4 * VOCABULARY * rows * (length - 1), 4 * VOCABULARY * rows * length
+    for alive, expected in ((found.saved, scored), (largest(found.forward), whole + scored)):
+        assert sum(size for tag, size in alive.tags.items() if tag.category == "logits") == expected
+    labels = {tag.label: size for tag, size in found.backward["loss"].tags.items() if tag.category == "logits"}
+    assert sum(labels.values()) == 3 * scored, "the log-softmax, the zeros of the gather, and its gradient"
+    assert largest(found.backward).size >= whole
+
+
 def test_a_score_head_has_no_logits() -> None:
     found = tail(Head(Loss("score")), BF16, spec=model().as_reward_model())
     assert logits(largest(found.forward)) == logits(largest(found.backward)) == 0

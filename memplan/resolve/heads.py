@@ -131,9 +131,9 @@ def _code(
     """What the trainer's code holds and copies beside its log-probabilities. ``leaves``: autocast is around the model's
     forward alone (accelerate; megatron-core 0.8 pipeline_parallel/schedules.py: forward_step)."""
     logits, extra = trainer.logits, not without_logits
-    rescales, slices = method.name in logits.rescaled, method.name in logits.sliced
+    rescales, slices = method.name in logits.rescaled, by_method(logits.sliced, method.name, "")
     entropy = wanted != "none" and extra
-    in_place = logits.tempered_in_place or slices or rescales or method.teacher
+    in_place = logits.tempered_in_place or slices == "completions" or rescales or method.teacher
     tempered = extra and job.temperature not in (None, 1.0) and not in_place
     metrics = by_method(logits.metrics, method.name, "") if extra else ""
     return LossCode(

@@ -64,8 +64,8 @@ class LossCode(NamedTuple):
     """The loss reads the reference's hidden states and head."""
     projects_completions: bool = False
     """The head projects completions alone."""
-    slices_logits: bool = False
-    """The loss reads the completions' part of all logits."""
+    slices_logits: str = ""
+    """The loss reads the completions' part of all logits, or all but each row's last position ('labels')."""
     rescales: bool = False
     """Logits are divided by the temperature, whatever it is, and those before let go of."""
     step_outputs: bool = False

@@ -173,8 +173,8 @@ class Logits(NamedTuple):
     """Preference losses ask the model for all hidden states, which its outputs hold until scores are there."""
     of_completions: tuple[str, ...] = ()
     """Methods whose head projects the completions alone (``logits_to_keep``)."""
-    sliced: tuple[str, ...] = ()
-    """Methods whose loss reads the completions' part of all logits."""
+    sliced: Mapping[str, str] = _NONE
+    """What the loss reads of all logits, by method: 'completions', or all but each row's last position ('labels')."""
     rescaled: tuple[str, ...] = ()
     """Methods that divide the logits by the temperature whatever it is, and let go of those before."""
     tempered_in_place: bool = False

@@ -103,7 +103,9 @@ def _completion_lengths(recipe: Recipe) -> tuple[int, int]:
     """Positions of each row that the head projects and that the loss reads, where these are the completions alone."""
     code, length = recipe.loss.code, recipe.batch.sequence_length
     read = min(recipe.batch.completion_length, length - 1)
-    return read + 1 if code.projects_completions else 0, read if code.projects_completions or code.slices_logits else 0
+    if code.projects_completions:
+        return read + 1, read
+    return 0, length - 1 if code.slices_logits == "labels" else read if code.slices_logits else 0
 
 
 def teacher_logits_itemsize(recipe: Recipe, teacher: Resident) -> int:

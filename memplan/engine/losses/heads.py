@@ -165,17 +165,28 @@ def reward(p: Pass, logits: Tensor, hidden: Tensor, beside: bool) -> Tensor:
     return mean_loss(p, hidden if beside else logits)
 
 
-def sft_term(p: Pass, logits: Tensor, copied: bool = True) -> Tensor:
-    """A cross-entropy over the chosen half: a contiguous copy of half the logits, and its log-softmax (trl
-    cpo_trainer.py, orpo_trainer.py). One chosen row is contiguous as it is."""
-    tape, half = p.tape, Dim("T·V/2", logits.dim.elements // 2)
-    chosen = ops.view(tape, logits, half, whole=False)
-    if p.rows > 2 and copied:
+def sft_term(p: Pass, logits: Tensor, late: str = "") -> Tensor:
+    """A cross-entropy over the chosen half without each row's last position: a contiguous copy, and its log-softmax
+    (trl cpo_trainer.py, orpo_trainer.py: ``logits[:, :-1]``, then its half). One chosen row is contiguous as it is.
+    ``late``: the half first, whole where it is 'viewed' (trl 0.14 and 0.24 dpo_trainer.py)."""
+    tape, dim, viewed = p.tape, logits.dim, late == "viewed"
+    last = dim.elements // p.tokens * p.rows
+    first = dim.elements // 2 if late else dim.elements - last
+    chosen = ops.view(tape, logits, Dim(dim.symbol, first), whole=False)
+    if not viewed:
+        chosen = ops.view(tape, chosen, Dim("T·V/2", (dim.elements - last) // 2), whole=False)
+    if p.rows > 2 and not viewed:
         chosen = ops.copy(tape, chosen, "chosen half of the logits")
     return loss_ops.nll(tape, loss_ops.log_softmax(tape, chosen, "log-softmax of the chosen half"), Dim("1", 1))
 
 
 # -- what is copied for the log ---------------------------------------------------------------------------------------
+
+
+def labelled(p: Pass, logits: Tensor) -> tuple[Pass, Tensor]:
+    """All but each row's last position, ``logits[:, :-1]``, outside the graph, and a pass over them."""
+    part = p.part(p.rows, p.length - 1)
+    return part, Tensor(part.dim("V", logits.dim.elements // p.tokens), logits.itemsize, logits.storage)
 
 
 def _copied(p: Pass, logits: Tensor, tokens: int, label: str) -> Tensor:
@@ -193,7 +204,7 @@ def _halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 
 def _pairs(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """Entropy, then the mean of each half's scored logits (trl 0.29 to 1.13, trainer/dpo_trainer.py)."""
-    ENTROPIES["rows"](p, logits, False, True)
+    ENTROPIES["rows"](*labelled(p, logits), False, True)
     return _halves(p, logits, tokens)
 
 
@@ -204,7 +215,7 @@ def _picked(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 
 def _picked_halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """The same, and of either its scored logits (trl 1.14, trainer/kto_trainer.py)."""
-    both = _copied(p, logits, p.tokens, "logits of chosen and rejected")
+    both = _copied(p, logits, p.tokens - p.rows, "logits of chosen and rejected")
     _halves(p, logits, tokens)
     del both
     return []
@@ -212,7 +223,7 @@ def _picked_halves(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 
 def _chosen_and_rejected(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """The same after an entropy (trl 0.29 to 1.13)."""
-    ENTROPIES["rows"](p, logits, False, True)
+    ENTROPIES["rows"](*labelled(p, logits), False, True)
     return _picked_halves(p, logits, tokens)
 
 
@@ -220,7 +231,7 @@ def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
     """Entropy, then a contiguous copy of the shifted logits for the accuracy (trl 0.16 to 1.6 sft_trainer.py)."""
     ENTROPIES["rows"](p, logits, False, False)
     if p.rows > 1:  # a single row is contiguous as it is
-        shifted = _copied(p, logits, p.tokens, "logits, shifted")
+        shifted = _copied(p, logits, p.tokens - p.rows, "logits, shifted")
         del shifted  # ``argmax`` has read the contiguous copy
     return []
 
@@ -228,7 +239,8 @@ def _shifted(p: Pass, logits: Tensor, tokens: int) -> list[Tensor]:
 def _scored_again(p: Pass, logits: Tensor, tokens: int, made: Sequence[str] = ("logits", "scores")) -> list[Tensor]:
     """LLaMA-Factory's KTO scores the mismatched completions while the reference's logits are held: logits and
     log-softmax once more (llamafactory 0.9.5, train/kto/trainer.py: concatenated_forward)."""
-    copies = [_copied(p, logits, p.tokens, f"{what} of mismatched completions") for what in made]
+    sizes = {what: p.tokens - p.rows * (what != "logits") for what in made}
+    copies = [_copied(p, logits, size, f"{what} of mismatched completions") for what, size in sizes.items()]
     return copies[:0]
 
 
@@ -242,9 +254,9 @@ METRICS: dict[str, Callable[[Pass, Tensor, int], list[Tensor]]] = {
 # -- from logits to the loss ------------------------------------------------------------------------------------------
 
 
-def score(p: Pass, logits: Tensor, head: Head, rows: int, beside: list[Tensor]) -> Tensor:
-    """Log-probabilities, SFT term and entropy of logits in the dtype that the loss sees; or a loss of the program's
-    own, ``beside`` hidden states that the outputs hold."""
+def score(p: Pass, logits: Tensor, head: Head, rows: int, beside: list[Tensor], whole: tuple[Pass, Tensor]) -> Tensor:
+    """Log-probabilities and entropy of what is read of logits in the dtype that the loss sees, SFT term of ``whole``
+    ones; or a loss of the program's own, ``beside`` hidden states that the outputs hold."""
     tape, code = p.tape, head.code
     if head.program == "own":
         return own_loss(p, logits, code.own_logits, beside)
@@ -260,9 +272,9 @@ def score(p: Pass, logits: Tensor, head: Head, rows: int, beside: list[Tensor]) 
     if code.tempered:
         logits = ops.scale(tape, logits, "logits over the temperature")
     late = code.late_sft_term
-    term = sft_term(p, logits) if head.loss.sft_term and not late else None
+    term = sft_term(*whole) if head.loss.sft_term and not late else None
     loss = checkpointed(tape, log_probabilities, (logits,)) if code.recomputed else log_probabilities((logits,))
-    term = sft_term(p, logits, late == "copied") if late else term
+    term = sft_term(*whole, late) if late else term
     if term is not None:
         loss = ops.add(tape, mean_loss(p, loss), term, "loss")
     return loss

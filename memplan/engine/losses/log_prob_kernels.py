@@ -174,12 +174,14 @@ def entropy_by_rows(
         parts = [tape.new(part, itemsize, f"entropy of {at_once} rows") for _ in range(3)]
         del parts, flat  # ``logps``, its exp and their product die with each chunk (entropy_from_logits)
         return None
-    entropies, count = [], min(MOST_CHUNKS, max(1, p.tokens // at_once))
-    part, scored = Dim(f"{at_once}·V", logits.dim.elements // count), Dim("T/chunks", p.tokens // count)
-    for chunk in ops.split(tape, flat, count, part):
+    entropies, width = [], logits.dim.elements // p.tokens
+    at_once = max(at_once, -(-p.tokens // MOST_CHUNKS))
+    sizes = [min(at_once, p.tokens - first) for first in range(0, p.tokens, at_once)]
+    chunks = ops.cut(tape, flat, [Dim(f"{at_once}·V", size * width) for size in sizes])
+    for chunk, size in zip(chunks, sizes, strict=True):
         logps = loss_ops.log_softmax(tape, chunk, "log-softmax for the entropy")
         product = ops.mul(tape, ops.unary(tape, logps, "softmax for the entropy", saves="result"), logps, "entropy")
-        entropies.append(routing_ops.reduce(tape, product, scored, "entropy"))
+        entropies.append(routing_ops.reduce(tape, product, Dim("T/chunks", size), "entropy"))
         del product, logps  # rebound by the next chunk; with a graph its nodes keep the first two
     return ops.concatenate(tape, entropies, p.dim("1", 1), "entropy")
 

@@ -155,25 +155,30 @@ def _loss(
     if head.code.leaves_autocast and head.program not in heads.INSIDE:
         tape.leave_autocast()
         tape.autocast = 0
-    scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.loss.to_fp32 else logits
+    sliced = head.sliced if head.program not in heads.INSIDE else 0
+    early = head.code.frees_logits or head.loss.fp32_outputs or not sliced  # else the slice alone is cast
+    scores = ops.cast(tape, logits, ops.FP32, "logits in fp32") if head.loss.to_fp32 and early else logits
     if head.narrow and p.mode.residual_itemsize < ops.FP32:
         inputs.append(tape.new(p.dim("h·L", head.hidden_bytes // 2), 1, STATES))
     named += [tape.new(p.dim("h·L", last), 1, STATES)] if (last := head.hidden_bytes - head.before_last(spec)) else []
     inputs.clear()  # ``logits = logits.float()``: the model's own live on where ``logits`` or a node holds them
     logits = scores if head.code.frees_logits else logits
-    whole = [scores] if head.code.holds_logits else []
-    if head.sliced:
-        p, scores = completions_of(p, scores, head.sliced, head.code.step_outputs)
+    whole, part, read = [scores] if head.code.holds_logits else [], p, scores
+    if sliced:
+        part, scores = completions_of(p, scores, sliced, head.code.step_outputs)
+    scores = ops.cast(tape, scores, ops.FP32, "logits in fp32") if head.loss.to_fp32 else scores
     if head.code.rescales:
-        logits = scores = ops.scale(tape, scores, "logits over the temperature")
+        logits = scores = read = ops.scale(tape, scores, "logits over the temperature")
     if head.beside_logits:
-        logits = scores = heads.stacked(p, scores, tape.new(scores.dim, head.beside_logits, "reference logits"))
+        reference = tape.new(scores.dim, head.beside_logits, "reference logits")
+        logits = scores = read = heads.stacked(part, scores, reference)
+        del reference  # joined with the policy's (dpo_model.py: hyper_model)
     if head.teacher_itemsize:
-        teacher = tape.new(scores.dim, head.teacher_itemsize, "teacher's logits")
-        loss = DIVERGENCES[head.program](p, scores, teacher, head.scored_tokens)
+        teacher = tape.new(logits.dim, head.teacher_itemsize, "teacher's logits")
+        loss = DIVERGENCES[head.program](part, scores, ops.view(tape, teacher, scores.dim), head.scored_tokens)
         del teacher  # ``shifted_teacher_logits`` (trl 1.16 experimental/gkd/gkd_trainer.py: compute_loss)
     else:
-        loss = heads.score(p, scores, head, rows, named)
+        loss = heads.score(part, scores, head, rows, named, (p, read))
     loss = _balanced(p, spec, loss) if head.program in heads.INSIDE else loss
     within.clear()  # LlamaForCausalLM.forward returns, and ``hidden_states`` goes
     if head.code.leaves_autocast:
@@ -183,11 +188,11 @@ def _loss(
         with tape.at("outputs" if head.code.leaves_autocast and head.program in heads.INSIDE else tape.point):
             outputs = [ops.cast(tape, logits, ops.FP32, "outputs in fp32") if head.loss.fp32_outputs else logits]
             p.routers = [ops.cast(tape, x, ops.FP32, "outputs") if head.loss.fp32_outputs else x for x in p.routers]
-        logits = scores = outputs[0]
+        logits = scores = read = outputs[0]
     if head.code.metrics:
         with tape.at("log" if head.program in heads.INSIDE else tape.point):
             p.ended()
-            whole = heads.METRICS[head.code.metrics](p, scores, head.scored_tokens or p.tokens) or whole
+            whole = heads.METRICS[head.code.metrics](p, logits, head.scored_tokens or p.tokens) or whole
     outputs += named if head.program == "own" else []  # names of a loop, until it comes around
     named.clear()  # ``outputs.hidden_states``, until concatenated_forward returns (trl 0.19 to 0.28)
     return loss, outputs if head.loss.keeps_outputs else [], whole
@@ -228,11 +233,6 @@ def completions_of(p: Pass, logits: Tensor, length: int, divided: bool = False) 
     return part, ops.view(tape, logits, dim, whole=False)
 
 
-def exponential(tape: Tape, x: Tensor, label: str) -> Tensor:
-    """``torch.exp``: saves its result where x has a graph."""
-    return ops.unary(tape, x, label, saves="result")
-
-
 def difference(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
     """``a - b``, in the wider dtype: saves nothing; b's gradient is negated, new; each narrowed where its side was."""
     dim, itemsize, want_a, want_b = a.dim, max(a.itemsize, b.itemsize), a.needs_grad, b.needs_grad
@@ -250,7 +250,7 @@ def difference(tape: Tape, a: Tensor, b: Tensor, label: str) -> Tensor:
 
 def kl_div(tape: Tape, given: Tensor, target: Tensor) -> Tensor:
     """``F.kl_div(log_target=True)``: exp(target) × (target − given) (aten/src/ATen/native/Loss.cpp)."""
-    powers = exponential(tape, target, "probabilities")
+    powers = ops.unary(tape, target, "probabilities", saves="result")
     apart = difference(tape, target, given, "difference of log-probabilities")
     return ops.mul(tape, powers, apart, "divergence of each entry")
 
