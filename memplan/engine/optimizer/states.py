@@ -26,7 +26,7 @@ class Stepped(NamedTuple):
     itemsize: int
     name: str = ""
     hidden: bool = False
-    """A weight of the layers; else of embedding, final norm or head."""
+    """A weight of the layers, of a tower too; else of embedding, final norm or head."""
     projected: bool = False
     """Its gradient is projected (GaLore, APOLLO)."""
     wide: bool = False
@@ -168,7 +168,7 @@ def stepped(recipe: Recipe, weight: Weight, itemsize: int, shards: int) -> Stepp
         stacked,
         itemsize,
         weight.name,
-        weight.unit == "layer",
+        weight.unit in ("layer", "vision"),
         bool(target),
         s.wide_embeddings and embedding,
     )
