@@ -295,7 +295,7 @@ def test_deepspeed_gives_a_critic_an_engine(stage: int) -> None:
     found = recipe("ppo", zero_stage=stage, batch_size=2)
     ledger = build_ledger(found)
     assert "critic.optimizer" in ledger.schedule
-    rows = [row.name for row in ledger.rows if row.name in ("reduction bucket", "gradient partitions")]
+    rows = [row.name for row in ledger.rows if row.name.startswith(("reduction bucket", "gradient partitions"))]
     assert len(rows) == 2 * (stage > 0) + 2 * (stage == 3)
     assert estimate(job("ppo", zero_stage=stage, batch_size=2)).per_gpu.phases["step"] == max(
         total for instant, total in zip(ledger.schedule, ledger.totals(), strict=True) if instant.endswith("optimizer")

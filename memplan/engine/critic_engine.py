@@ -2,18 +2,18 @@
 
 verl 0.2 to 0.9 (workers/fsdp_workers.py: CriticWorker, trainer/ppo/ray_trainer.py): one process holds both models, each
 in its own FSDP; ``update_critic`` runs all of its micro-steps and its optimizer's step before ``update_actor`` begins.
-While one trains, the other holds its weights and states. Each is priced as a job of its own, and the ledgers are read
-one after the other."""
+While one trains, the other holds its weights and states, and models beside the policy are there. Each is priced as a
+job of its own, and the ledgers are read one after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from memplan.engine.build import SECTIONS, Parts, build_ledger
+from memplan.engine.build import CALM, Parts, build_ledger
 from memplan.engine.critic import NAME
 from memplan.engine.ledger import Ledger, Row
 from memplan.engine.step_and_evaluation import JoinedTotals
 from memplan.engine.sums import Totalled
-from memplan.engine.totals import states_alone, totalled
+from memplan.engine.totals import models_alone, totalled
 from memplan.spec.groups import Loss, OtherModels
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
@@ -54,20 +54,21 @@ def critic_and_policy(recipe: Recipe) -> Ledger:
 def critic_and_policy_totals(recipe: Recipe) -> Totalled:
     """The same without rows."""
     critic, policy = parted(recipe)
-    return TrainingsTotals(totalled(critic), totalled(policy), states_alone(critic), states_alone(policy))
+    return TrainingsTotals(totalled(critic), totalled(policy), models_alone(critic), models_alone(policy))
 
 
 def _states(recipe: Recipe) -> frozenset[str]:
-    """Names of the rows that are a model's weights and states."""
+    """Names of the rows that are a model's weights and states, and of models beside it."""
     parts: Any = Parts(recipe)
-    states: Callable[[Ledger, Any], None] = SECTIONS[0]
+    sections: Sequence[Callable[[Ledger, Any], None]] = CALM
     if recipe.in_megatron:
-        from memplan.engine.megatron.build import SECTIONS as MEGATRON
+        from memplan.engine.megatron.build import CALM as MEGATRON
         from memplan.engine.megatron.build import MegatronParts
 
-        parts, states = MegatronParts(recipe), MEGATRON[0]
+        parts, sections = MegatronParts(recipe), MEGATRON
     ledger = Ledger(parts.schedule)
-    states(ledger, parts)
+    for section in sections[:2]:
+        section(ledger, parts)
     return frozenset(row.name for row in ledger.rows)
 
 

@@ -80,13 +80,13 @@ def _has_played_critic(recipe: Recipe) -> bool:
     """Whether there is none, or it steps with the policy, or has a training of its own; no engine takes gradients,
     and no loop names outputs over its steps."""
     critic = recipe.others.critic
-    if critic is None or recipe.in_megatron or recipe.zero_stage >= 0:
+    if critic is None or recipe.in_megatron:
         return critic is None
     from memplan.engine.critic_engine import has_critic_engine, parted
 
     if has_critic_engine(recipe):
         return is_covered(parted(recipe)[0])
-    return not (critic.apart or recipe.loss.code.step_outputs)
+    return not (critic.apart or recipe.loss.code.step_outputs or recipe.zero_stage >= 0)
 
 
 def _sees_in_play(recipe: Recipe) -> bool:

@@ -19,6 +19,7 @@ from memplan.engine.pass_plan import PassPlan
 from memplan.engine.play.ddp import Ddp
 from memplan.engine.play.fsdp1 import Fsdp1
 from memplan.engine.play.fsdp2 import Fsdp2
+from memplan.engine.play.notes import STEP
 from memplan.engine.play.pieces import FoldedTape
 from memplan.engine.play.sharding import Sharding
 from memplan.engine.play.step import Player
@@ -144,7 +145,7 @@ def repeated(first: StepEvents, steps: int) -> StepEvents | None:
     again = [event for event in events if event[0] not in stays]
     born = [0, *accumulate(number in stays for number, _ in events)]
     """Of what stays, before each event."""
-    marks = [(at - begin - born[at - begin], name) for at, name in first.marks if at > begin]
+    marks = [(at - begin - born[at - begin], name) for at, name in first.marks if at > begin or name == STEP]
     numbers = [number for number in range(min(made), len(tags)) if tags[number].category not in STAYS]
     found = StepEvents(first.events, begin, dict(first.streams), dict(first.recorded), first.marks, list(tags))
     for _ in range(steps - 1):

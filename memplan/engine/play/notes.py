@@ -9,6 +9,8 @@ from typing import NamedTuple
 SIGN = "@"
 OPTIMIZER = "step.optimizer"
 """The mark where it steps."""
+STEP = "step"
+"""The mark where a training step begins, and where the last has ended."""
 POLICY = "policy"
 """The engine of the model that trains."""
 OUTSIDE = "-"

@@ -13,7 +13,7 @@ from memplan.engine.parallel.zero.states import zero_tensors
 from memplan.engine.pass_plan import PassPlan
 from memplan.engine.passes import TracedPass
 from memplan.engine.play.model import PassRun, play_back
-from memplan.engine.play.notes import OPTIMIZER
+from memplan.engine.play.notes import OPTIMIZER, STEP
 from memplan.engine.play.optimizer import Optimizer, parts_of
 from memplan.engine.play.resident import Resident
 from memplan.engine.play.sharding import Sharding
@@ -124,6 +124,7 @@ class Player:
     def step(self) -> None:
         """Micro-steps, the optimizer, zero_grad. Two stand for many, all but the first being alike; three where those
         between the first and the last add to gradients that wait, and reduce nothing."""
+        self.tape.mark(STEP)
         count = min(self.recipe.batch.accumulation, 3 if self.sharding.late else 2)
         batch = list[Tensor]()  # the loop's own name, which the optimizer's step does not end
         for i in range(count):
@@ -183,6 +184,7 @@ class Player:
     def _evaluate(self, recipe: Recipe) -> None:
         """Two batches, whose logits are let go of: some when all passes are through. What the second has left gathered
         of one model is there while another runs in the third."""
+        self.tape.mark(STEP)
         passes = list(stages(recipe))
         for _ in range(2 + (recipe.zero_stage == 3 and len({traced.plan.name for traced, _ in passes}) > 1)):
             batch, named = self._batch(recipe), list[PassRun]()

@@ -16,13 +16,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from memplan.engine.allocator.replay import StepEvents
-from memplan.engine.critic_engine import has_critic_engine
+from memplan.engine.critic_engine import has_critic_engine, parted
 from memplan.engine.micro_step import stages
 from memplan.engine.play.folding import FOLDED, Fold, FoldedPlayer, fold_of, repeated
 from memplan.engine.play.notes import SIGN, moved
 from memplan.engine.play.pieces import FoldedTape, Piece
 from memplan.engine.play.step import Player, played_evaluation
-from memplan.engine.play.trainings import Trainings
+from memplan.engine.play.trainings import trained_together
 from memplan.engine.tape.tags import Tag
 from memplan.engine.uncollected import uncollected
 from memplan.spec.recipe import Recipe
@@ -40,6 +40,10 @@ class Unlike(Exception):
 @uncollected()
 def played(recipe: Recipe, steps: int = 2, folds: bool = True, rank: int | None = None) -> StepEvents:
     """So many steps, of which the last begins at ``start``, on the rank that holds most, or under ZeRO on another."""
+    if has_critic_engine(recipe):
+        critic, policy = parted(recipe)
+        critic = critic._replace(batch=critic.batch._replace(eval_size=0))
+        return trained_together(policy, [played(each, steps, folds, rank) for each in (critic, policy)], steps)
     found = _of_hooks(recipe, steps, folds)
     if recipe.zero_stage <= 0:
         return found
@@ -53,12 +57,12 @@ def _of_hooks(recipe: Recipe, steps: int, folds: bool) -> StepEvents:
     nor every step is played, where some say what the others are."""
     evaluation = played_evaluation(recipe)
     passes = [*stages(recipe), *(stages(evaluation) if evaluation else ())]
-    fold = fold_of([traced.plan for traced, _ in passes]) if folds and not has_critic_engine(recipe) else None
+    fold = fold_of([traced.plan for traced, _ in passes]) if folds else None
     if fold is not None:
         player = FoldedPlayer(recipe, fold)
         with suppress(Unlike), closing(player.tape):
             return _steps(player, steps, partial(_unfolded, player, fold))
-    whole = Trainings(recipe) if has_critic_engine(recipe) else Player(recipe)
+    whole = Player(recipe)
     if folds:
         return _steps(whole, steps, partial(_as_played, whole))
     return _as_played(whole, whole.steps(steps))

@@ -10,7 +10,7 @@ from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.fsdp2.units import reads_head
 from memplan.engine.parallel.zero.coordinator import Limits
-from memplan.engine.parallel.zero.flat_groups import divided, groups_of, largest
+from memplan.engine.parallel.zero.flat_groups import groups_of, largest
 from memplan.engine.parallel.zero.module_order import Half, Model, half_of, largest_module, run_by
 from memplan.engine.parallel.zero.prefetch import Figures, Gathered, Pass, gathered
 from memplan.engine.passes import Stage, TracedPass
@@ -28,20 +28,9 @@ NORM_PIECE = 250_000_000
 """Elements of which ``_constant_buffered_norm2`` takes the norm at once."""
 
 
-def enter_lasting(ledger: Ledger, recipe: Recipe, weights: list[Weight]) -> None:
-    """What stage 3 allocates for gradients once, for the whole run."""
-    zero, groups, own = recipe.sharding.deepspeed, groups_of(recipe, weights), recipe.sharding.deepspeed.communication
-    if zero.contiguous_gradients:
-        ledger.add("reduction bucket", "buffers", zero.reduce_bucket_size * own).told(zero.reduce_bucket_size, own)
-    if not zero.optimizer:
-        elements = sum(divided(group.weights, recipe.sharding.ranks) for group in groups)
-        ledger.add("gradient partitions", "gradients", elements * zero.accumulation).told(elements, zero.accumulation)
-
-
 def enter_zero3(ledger: Ledger, recipe: Recipe, weights: list[Weight], born: str, name: str) -> None:
     """Buffers beside those of ``reductions``; ``born``: when the first gradient of the pass ``name`` has come."""
     groups, bucket = groups_of(recipe, weights), recipe.sharding.deepspeed.reduce_bucket_size
-    enter_lasting(ledger, recipe, weights)
     if recipe.several and groups and recipe.sharding.deepspeed.quantised_gradients:
         at_once = sum(group.elements for group in groups) > bucket
         end = f"{name}.reduce"

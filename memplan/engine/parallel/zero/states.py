@@ -69,6 +69,7 @@ def enter_zero_states(ledger: Ledger, recipe: Recipe, weights: list[Weight], hel
     if recipe.sharding.deepspeed.wrapper == "zero3":
         _enter_frozen_partitions(ledger, recipe, frozen, held, owner)
         _enter_persistent(ledger, recipe, weights, of_owner)
+        _enter_room_of_gradients(ledger, recipe, groups, of_owner)
     else:
         enter_frozen(ledger, recipe, frozen, held, owner)
     _enter_masters(ledger, recipe, groups, of_owner)
@@ -191,6 +192,17 @@ def _enter_persistent(ledger: Ledger, recipe: Recipe, weights: list[Weight], of_
         ledger.add(f"hpZ's second partition{of_owner}", "parameters", elements * recipe.storage.precision.weights).told(
             elements, recipe.storage.precision.weights
         )
+
+
+def _enter_room_of_gradients(ledger: Ledger, recipe: Recipe, groups: list[Group], of_owner: str) -> None:
+    """What stage 3 allocates for gradients once, for the whole run."""
+    zero, own = recipe.sharding.deepspeed, recipe.sharding.deepspeed.communication
+    if zero.contiguous_gradients:
+        size = zero.reduce_bucket_size
+        ledger.add(f"reduction bucket{of_owner}", "buffers", size * own).told(size, own)
+    if not zero.optimizer:
+        elements, own = sum(divided(group.weights, recipe.sharding.ranks) for group in groups), zero.accumulation
+        ledger.add(f"gradient partitions{of_owner}", "gradients", elements * own).told(elements, own)
 
 
 def _enter_masters(ledger: Ledger, recipe: Recipe, groups: list[Group], of_owner: str) -> None:
