@@ -272,6 +272,7 @@ def test_a_switch_that_is_not_in_the_file_is_told(tmp_path: Path) -> None:
         ("data.max_begin_length=2048", "data.max_begin_length", "lengths"),
         ("model_engine=veomni", "model_engine", "parallelism"),
         (f"{A}strategy=megatron {A}megatron.use_megatron_fsdp=True", f"{A}megatron.use_megatron_fsdp", "parallelism"),
+        (f"{A}strategy=megatron {A}megatron.forward_only=True", f"{A}megatron.forward_only", "method"),
         (f"{M}path=Qwen/Qwen2.5-VL-7B-Instruct", f"{M}path", "lengths"),
         ("algorithm.adv_estimator=gae critic.strategy=fsdp2", "critic.strategy", "checkpointing"),
         ("algorithm.adv_estimator=mine critic.model.path=Qwen/Qwen2.5-0.5B", "algorithm.adv_estimator", "method"),

@@ -51,6 +51,15 @@ def test_a_version_is_read_where_it_is_named(name: str, text: str, version: str)
     assert pinned("train.py", "transformers") == ("", "")
 
 
+@pytest.mark.parametrize(("beneath", "last"), [("4.48.3", "0.17"), ("4.54", "0.20"), ("4.57.3", ""), ("4.38", "0.11")])
+def test_transformers_says_which_trl_installs_with_it(beneath: str, last: str) -> None:
+    """In UTF-16 with carriage returns, as PowerShell writes what ``pip freeze`` prints."""
+    Path("requirements.txt").write_text(f"peft==0.15\r\ntransformers=={beneath}\r\n", encoding="utf-16", newline="")
+    said = f"requirements.txt (transformers {beneath})"
+    assert pinned("train.py", "trl") == ((last, said) if last else ("", ""))
+    assert pinned("train.py", "transformers") == (beneath, "requirements.txt")
+
+
 def test_pins_of_another_device_are_none() -> None:
     """LLaMA-Factory's setup.py has them as an extra, in each of its forks."""
     Path("setup.py").write_text(

@@ -244,6 +244,20 @@ Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=64), tra
     assert (found.fits, named in found.text) == ("unclear" if named else "no", True)
 
 
+def test_a_folder_whose_adapters_a_loop_names_has_them() -> None:
+    """from_pretrained loads adapters with their base; what they train whole is said not to be counted."""
+    loop = "for n, p in model.named_parameters():\n    if 'lora' in n.lower():\n        p.requires_grad = True\n"
+    text = PROGRAM.replace("Qwen/Qwen2.5-0.5B", "stage1/final").format(
+        lines=loop, before="", trainer="Trainer", more="", evaluates="no"
+    )
+    text = text.replace('model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"]))', "")
+    options = {"sequence_length": 256, "num_gpus": 1, "model": "qwen3-0.6b"}
+    found = checked("a.py", text, **options)
+    assert found.fits == "unclear" and "adapters are loaded" in found.text, found.text
+    found = checked("a.py", text, **options, lora={"r": 8, "targets": "all-linear"})
+    assert found.fits == "yes" and any("modules_to_save" in each for each in found.warnings), found
+
+
 def test_fastchats_flash_attention_in_a_llamas_place_is_counted() -> None:
     patch = (
         "from fastchat.train.patches import replace_llama_attn_with_flash_attn\nreplace_llama_attn_with_flash_attn()"

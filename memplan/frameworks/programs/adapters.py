@@ -58,6 +58,13 @@ def put_upcast(thing: Thing, trainer: Thing, draft: Draft) -> None:
         draft.put("kbit_upcast", False, Origin(FILE, f"{thing.place}: no prepare_model_for_kbit_training"))
 
 
+def ask_loaded(place: str, draft: Draft) -> None:
+    """Adapters whose config is not here."""
+    draft.ask("lora", place, "adapters are loaded, whose rank the text does not hold", HINTS["lora"])
+    if "modules_to_save" not in draft.options.get("lora", ("modules_to_save",)):
+        draft.remarks.append(f"{place}: modules that loaded adapters train whole (modules_to_save) are not counted")
+
+
 def put_adapters(config: Any, trainer: Thing, thing: Thing | None, gathered: Gathered, draft: Draft) -> None:
     """What the trainer, or the model before it, is adapted by."""
     place = trainer.places.get("peft_config") or (
@@ -74,8 +81,7 @@ def put_adapters(config: Any, trainer: Thing, thing: Thing | None, gathered: Gat
             if key.startswith(("lora_", "use_")) and key != "use_bnb_nested_quant":
                 gathered.add(key, value, arguments.places.get(key, arguments.place), over=False)
     elif isinstance(config, Thing) and config.last == "from_pretrained":
-        what = "adapters are loaded, whose rank the text does not hold"
-        draft.ask("lora", str(config.place), what, HINTS["lora"])
+        ask_loaded(str(config.place), draft)
     elif isinstance(config, Thing) and config.own is None:
         draft.warn(config.last, str(config.place), "adapters of this kind are not modelled", "adapters")
     elif config is not None and config is not False:

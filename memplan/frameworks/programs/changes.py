@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from memplan.frameworks.base import Draft
+from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.programs.call import Call
 from memplan.frameworks.programs.model import READ
 from memplan.frameworks.programs.models import MODEL, SAVES, TRAINERS, root_model, things
@@ -64,6 +65,7 @@ RESTING = ("frozen", "partly_frozen", "peft_config", "adapter", "quantization_co
 PATCHED = ("transformers", "trl", "peft", "torch", "accelerate", "bitsandbytes", "unsloth", "optimum", "deepspeed")
 RUNS = re.compile(r"\bmodel\(|\.generate\(|from_pretrained\(|\bpipeline\(|\.(evaluate|predict)\(|\bLLM\(|requires_grad")
 """What a callback does with a model that a step has not."""
+OF_ADAPTERS = re.compile(r"(?i)lora|adapter")
 HOOK = re.compile(r"register_(full_)?(forward|backward)_(pre_)?hook")
 """Methods that give a module another function to run; ``make_inputs_require_grad`` is PEFT's own."""
 KERNELS = ("torch.backends.cuda.enable_flash_sdp", "torch.backends.cuda.enable_mem_efficient_sdp")
@@ -123,6 +125,9 @@ def _freeze(run: Run, owner: Any, value: Any, place: Place) -> None:
     model = owner.values["of"] if parameter else root_model(owner)
     on = value is True or (isinstance(value, Unknown) and value.either == (None, True))  # ``if "lora" in name:``
     if model is None or (on and not any(map(model.values.get, RESTING))):
+        named = model is not None and family_of({"model": model.values.get("model_name_or_path")})
+        if model is not None and not named and OF_ADAPTERS.search(" ".join(run.doubts)):
+            model.set("adapter", "?", place)  # a folder's, which from_pretrained loads with them
         return
     whole = parameter and value is False and not owner.values["part"] and len(run.doubts) <= owner.depth
     model.set("frozen" if whole else "partly_frozen", True, place)
@@ -145,7 +150,7 @@ def element(run: Run, value: Any, node: ast.AST) -> Any:
 
 def trained(run: Run, model: Thing, place: Place) -> None:
     """Weights that are trained beside adapters, but the adapters themselves (``if "lora" in name``)."""
-    if model.values.get("peft_config") is not None and not re.search(r"(?i)lora|adapter", " ".join(run.doubts)):
+    if model.values.get("peft_config") is not None and not OF_ADAPTERS.search(" ".join(run.doubts)):
         model.set(f"{MARK}requires_grad", "a choice of the program's own is trained beside the adapters", place)
 
 

@@ -12,7 +12,7 @@ from memplan.frameworks.common.image_bounds import IMAGES, fill_packed
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_vision import SEES
-from memplan.frameworks.programs.adapters import put_adapters, put_upcast
+from memplan.frameworks.programs.adapters import ask_loaded, put_adapters, put_upcast
 from memplan.frameworks.programs.gathered import HINTS, MODEL_HARMLESS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.plans import read_plan
@@ -64,12 +64,7 @@ def put_model(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: D
     if config is None:
         _frozen(thing, draft)
     if "adapter" in thing.values:
-        draft.ask(
-            "lora",
-            str(thing.places["adapter"]),
-            "adapters are loaded, whose rank the text does not hold",
-            HINTS["lora"],
-        )
+        ask_loaded(str(thing.places["adapter"]), draft)
     if thing.values["class"] in UNSLOTH:
         standby = str(run.globals.names.get("os.environ.UNSLOTH_VLLM_STANDBY")) == "1"
         put_defaults(trainer, run.imported, gathered)

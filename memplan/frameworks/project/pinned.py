@@ -9,6 +9,7 @@ takes more."""
 
 import os
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,7 +38,8 @@ _POETRY = re.compile(rf"^{_OF}\s*=\s*(?:\{{[^}}\n]*version\s*=\s*)?\"([~^=]{{0,2
 
 
 def pinned(path: str, package: str) -> tuple[str, str]:
-    """(version, the file that pins it) of a package in the project around a file; empty where none does."""
+    """(version, the file that pins it) of a package in the project around a file; empty where none does. Without a pin
+    of its own TRL is the last that takes the transformers that is pinned."""
     here = Path(path).resolve().parent
     top = project_of(here)
     for folder in (here, *here.parents):
@@ -46,7 +48,13 @@ def pinned(path: str, package: str) -> tuple[str, str]:
             return found
         if folder == top:
             break
-    return "", ""
+    beneath, whose = pinned(path, "transformers") if package == "trl" else ("", "")
+    last = next((last for first, last in NEEDED_BY_TRL if beneath and version_key(beneath) < version_key(first)), "")
+    return (last, f"{whose} (transformers {beneath})") if last else ("", "")
+
+
+NEEDED_BY_TRL = (("4.46", "0.11"), ("4.50", "0.17"), ("4.51", "0.18"), ("4.53", "0.19"), ("4.55", "0.20"), ("4.56", "0.22"))
+"""Below this transformers, the last TRL that installs with it (trl 0.12 to 0.23 setup.py, setup.cfg)."""
 
 
 @lru_cache(maxsize=256)
@@ -92,7 +100,9 @@ def _copied(folder: str, here: set[str]) -> dict[str, tuple[str, str]]:
 def _of_file(path: str) -> list[tuple[str, str]]:
     if not os.path.isfile(path) or os.path.getsize(path) > MAX_BYTES:
         return []
-    return _versions(Path(path).read_text("utf-8", "replace"), os.path.basename(path))
+    written = Path(path).read_bytes()
+    encoding = "utf-16" if written[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8"  # PowerShell's ``pip freeze >``
+    return _versions(written.decode(encoding, "replace").replace("\r\n", "\n"), os.path.basename(path))
 
 
 def _versions(text: str, name: str) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ OF_MINDSPEED = {"use_fused_rmsnorm": "norm_fusion"}
 """Megatron of another make -> the job's settings."""
 QUIET = words(
     """param_offload grad_offload optimizer_offload use_mbridge vanilla_mbridge use_dist_checkpointing
-    dist_checkpointing_path dist_checkpointing_prefix seed sequence_parallel forward_only strategy dtype
+    dist_checkpointing_path dist_checkpointing_prefix seed sequence_parallel strategy dtype
     num_layers_per_virtual_pipeline_stage use_remove_padding"""
 )
 """Loads, saves, and what is moved to the host between the phases and is back in the update."""
