@@ -10,7 +10,7 @@ from memplan.errors import InvalidJob
 from memplan.tables.rows import rows_in
 
 Version = tuple[int, int, int]
-DENSE = "dense"
+DENSE, ALL = "dense", "all"
 BEFORE_HOPPER = ("6.0", "7.0", "7.5", "8.0", "8.6", "8.9")
 """Compute capabilities of cards without Hopper's kernels."""
 HOPPER = "9.0"
@@ -32,8 +32,10 @@ class Era(NamedTuple):
     """It dies at its start where less than the share is free."""
     nccl_inside: bool = False
     """Its communicators come after the first look at the card, so that the share holds them."""
-    blind: tuple[str, ...] = ()
-    """Families whose runner (V2) estimates no graphs, outside the share; DENSE: without experts and states."""
+    second: tuple[str, ...] = ()
+    """Families in the second runner (V2); DENSE: those without experts, states and towers; ALL."""
+    blind: bool = False
+    """That runner estimates no graphs, outside the share."""
     default_share: float = 0.9
     tokens: Literal["blocks", "concurrency"] = "blocks"
     """What "GPU KV cache size" counts: blocks of a group; or concurrency × max_model_len."""
@@ -55,8 +57,8 @@ class Era(NamedTuple):
     """Bytes for each logit of the profile run's sampler (``engine/generation/activation.py``)."""
     workspaces: bool = False
     """Experts have two buffers as wide as their output (``engine/generation/activation.py``)."""
-    second_runner: bool = False
-    """Dense models run in the second runner (V2), others in the first: where the sampler takes more."""
+    counts_all: bool = False
+    """Its cache is given what is free: what the second runner holds of each sequence is taken from it."""
     widest_graphs: tuple[int, int] = (512, 8)
     """Largest batch of a graph, and the step from 256 on."""
     full_graphs: bool = False
@@ -65,6 +67,8 @@ class Era(NamedTuple):
     """What a captured batch takes, against that of 0.10 (``engine/generation/activation.py``)."""
     estimate: float = 0.0
     """The engine's estimate of the graphs, which is taken from the cache, over what they take."""
+    compiles: bool = False
+    """A first start's profile run holds a table of words more (``engine/generation/activation.py``)."""
     whole_prompts: bool = False
     """A prompt up to 32,768 tokens is one forward, whatever else is said (V0 without chunked prefill), and any beside
     what it does not divide (``resolve/engines.py``: forward_tokens)."""

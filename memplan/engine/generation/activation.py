@@ -7,8 +7,7 @@ is there; the sampler's bytes for each logit are in the row of the engine's era:
 logits, sorted values and their int64 indices, the sort's own, the softmax; seen on 256 rows and on 1,024),
 14 from 0.17, whose Triton kernel masks in place: bf16 and fp32 logits, probabilities and the noise that divides them
 (vllm 0.21 v1/sample/ops/topk_topp_sampler.py: forward_native, random_sample); 8 in the second runner, which has no
-copy of them, so that models that still run in the first one have 14 (3.78 GiB at most of a Qwen3.5 27B under 0.27,
-3.9 of a Gemma 4 31B under 0.26).
+copy of them (3.78 GiB at most of a Qwen3.5 27B in the first one under 0.27, 1.78 in the second under 0.30).
 
 CUDA graphs: how many batches are captured, and what their pool takes, measured as the fall of free memory: 0.67 GiB for
 32 layers and 67 batches, 0.68 for 36 layers, 0.49 for 28 layers and 51 batches with 35 of the whole forward, 3.45 for
@@ -22,8 +21,8 @@ from memplan.engine.generation.formats import GROUP, served
 from memplan.spec.generation import Generator
 from memplan.spec.layer import Layer
 from memplan.spec.parts import FeedForward
-from memplan.tables.engines import Era, era_of, version_of
-from memplan.units import DTYPE_BYTES, MiB
+from memplan.tables.engines import ALL, DENSE, Era, era_of, version_of
+from memplan.units import DTYPE_BYTES, MiB, ceil_div
 
 if TYPE_CHECKING:
     from memplan.spec.vision import ImageRule
@@ -32,10 +31,9 @@ FP32 = DTYPE_BYTES["fp32"]
 SORTED = 28.7
 """Bytes for each logit where log-probabilities after top-k and top-p are asked for: no kernel without a sort gives
 them (vllm 0.33 v1/sample/ops/topk_topp_sampler.py:242-251)."""
-NOISY = 14.0
-"""In the first runner, of the versions whose others are run by the second."""
 UNSORTED = 8.0
-"""Where FlashInfer samples: bf16 and fp32 logits, and a copy (vllm 0.10 v1/sample/ops/topk_topp_sampler.py)."""
+"""Where FlashInfer samples, and in the second runner: bf16 and fp32 logits, and a copy (vllm 0.10
+v1/sample/ops/topk_topp_sampler.py; 0.26 v1/worker/gpu/sample/sampler.py: sample)."""
 CHECKED, IN_CHUNKS = 2 + 2 * FP32, (0, 27, 0)
 """Bytes for each logit that checks a drafted token (as it is made, in fp32, as a probability), and the first version
 whose second runner checks few at once (vllm-project/vllm/pull/48630)."""
@@ -63,6 +61,14 @@ def activation_bytes(of: Generator, era: Era) -> int:
     after = max(layers + stream, sampler_bytes(of, era)) + features
     pixels = pixel_bytes(of) * (2 * FP32 // of.itemsize if whole else 1)
     return stream + max(after, vision_bytes(of) + tapped) + pixels
+
+
+def compiling_bytes(of: Generator, era: Era) -> int:
+    """A table of words, as a first start has it again while it compiles: Inductor times kernels on random inputs of the
+    same sizes (vllm 0.27 config/compilation.py: benchmark_combo_kernel), which counts as the profile run's. Later
+    starts have none (vllm issues/54122, 54383), nor models that read images, whose words are looked up before."""
+    spec, compiles = of.model, era.compiles and not of.eager and of.model.tower is None
+    return compiles * spec.vocab_size * (spec.embedding_width or spec.hidden_size) * of.itemsize // of.tensor_parallel
 
 
 def _whole_items(of: Generator, era: Era) -> bool:
@@ -98,9 +104,8 @@ def feed_forward_elements(part: FeedForward, of: Generator) -> int:
 
 def sampler_bytes(of: Generator, era: Era) -> int:
     """On every rank: logits are gathered."""
-    first = in_first_runner(of, era)
     told = {"flashinfer": min(era.sampler, UNSORTED), "torch": max(era.sampler, SORTED)}
-    usual = max(told.get(of.sampler, era.sampler), NOISY if first else 0)
+    usual = told.get(of.sampler, min(era.sampler, UNSORTED) if in_second_runner(of, era) else era.sampler)
     each = usual if of.logprobs_mode.startswith("raw") else max(era.sampler, SORTED) + FP32
     return int(min(of.max_num_seqs, of.max_num_batched_tokens) * of.model.vocab_size * each)
 
@@ -108,18 +113,26 @@ def sampler_bytes(of: Generator, era: Era) -> int:
 def unprofiled_bytes(of: Generator, era: Era) -> int:
     """At most, of the logits that check drafted tokens: a full batch has one more a sequence than it drafts, the
     profile run two (vllm-project/vllm/pull/38220, 37521), so that its cache leaves no place for the others."""
-    chunked = era.second_runner and not in_first_runner(of, era) and version_of(of.version) >= IN_CHUNKS
+    chunked = in_second_runner(of, era) and version_of(of.version) >= IN_CHUNKS
     if of.draft is None or era.share == "free" or chunked:
         return 0
     rows = min(of.max_num_seqs * (of.draft.tokens + 1), of.max_num_batched_tokens)
     return max(0, rows - 2 * of.max_num_seqs) * of.model.vocab_size * CHECKED
 
 
-def in_first_runner(of: Generator, era: Era) -> bool:
-    """Whether a version whose models mostly run in the second runner still runs this one in the first: one with states
-    or a tower (vllm 0.27 config/vllm.py: use_v2_model_runner)."""
-    mixed = of.model.tower is not None or any(cell.state for run in of.model.runs for cell in cells_of(run.layer, of))
-    return era.second_runner and mixed
+def in_second_runner(of: Generator, era: Era) -> bool:
+    """Whether a model runs in the second runner (V2) by default."""
+    spec = of.model
+    mixed = spec.routed or spec.tower or any(cell.state for run in spec.runs for cell in cells_of(run.layer, of))
+    return ALL in era.second or spec.family in era.second or (DENSE in era.second and not mixed)
+
+
+def counted_bytes(of: Generator, era: Era) -> int:
+    """What the second runner counts of each sequence for its penalties, a number for each word and a bit for those of
+    its prompt, and the bits of a grammar (vllm 0.27 to 0.33 v1/worker/gpu/sample/penalties.py: output_bin_counts,
+    prompt_bin_mask; structured_outputs.py: grammar_bitmask)."""
+    counted = era.counts_all and in_second_runner(of, era)
+    return counted * of.max_num_seqs * (of.model.vocab_size + 2 * ceil_div(of.model.vocab_size, 32)) * 4
 
 
 def vision_bytes(of: Generator) -> int:

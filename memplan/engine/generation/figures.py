@@ -4,16 +4,23 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from memplan.engine.allocator.reserved import Band
-from memplan.engine.generation.activation import activation_bytes, graph_bytes, unprofiled_bytes
+from memplan.engine.generation.activation import (
+    activation_bytes,
+    compiling_bytes,
+    counted_bytes,
+    graph_bytes,
+    in_second_runner,
+    unprofiled_bytes,
+)
 from memplan.engine.generation.formats import served
-from memplan.engine.generation.kv import STATE_SHARE, Layout, layout
+from memplan.engine.generation.kv import STATE_SHARE, layout
 from memplan.engine.generation.starting import Start, reason, surer
 from memplan.engine.generation.weights import copy_bytes, least_bytes, most_bytes, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes, workspace_bytes
 from memplan.spec.generation import Generator, indivisible
 from memplan.spec.gpu import EngineConstants, Gpu
-from memplan.tables.engines import BEFORE_HOPPER, DENSE, HOPPER, Era, era_of, version_of
+from memplan.tables.engines import BEFORE_HOPPER, HOPPER, Era, era_of, version_of
 from memplan.units import GiB, MiB
 
 NON_TORCH = Band(20 * MiB, 70 * MiB, 300 * MiB)
@@ -105,9 +112,10 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     inside = context.expected * era.context_inside
     tuned = TRITON * (era.share != "free" and any(mixer.kind == "gated-delta" for mixer in of.model.mixers))
     loaded = int((era.non_torch * MiB + tuned) * own.non_torch)
-    non_torch = loaded + int((_of_ranks(of, era, nccl, gpu) + inside) * own.non_torch)
-    activation = int(activation_bytes(of, era) * own.activation)
-    estimate = int(graphs.expected * _estimate(of, era, cache))
+    non_torch = loaded + int((_of_ranks(of, era, nccl, gpu) + inside) * own.non_torch) + counted_bytes(of, era)
+    calm = int(activation_bytes(of, era) * own.activation)
+    activation = max(calm, compiling_bytes(of, era))
+    estimate = int(graphs.expected * _estimate(of, era))
     there = free.expected - (context if era.nccl_inside else outside).expected
     budget = budget_bytes(of, era, gpu, there)
     kept = weights if era.share == "free" else weights + activation + non_torch + estimate
@@ -124,13 +132,14 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     kernels = TRITON_MOST if tuned and gpu.architecture in UNEVEN else 0
     hosts = HOSTS if gpu.vendor == "custom" and gpu.usable_bytes >= UNNAMED else 0
     first = max(0, COMPILED - activation) if era.estimate and not of.eager else 0
-    more = most_bytes(of, gpu) - weights + first + kernels + hosts
-    captured = int(graphs.high * _estimate(of, era, cache))
-    more = 0 if of.kv_cache_memory else more + captured - estimate
-    more *= era.share != "free"
-    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, more, first + captured, wider)
+    cold = activation - calm
+    captured = int(graphs.high * _estimate(of, era))
+    more = most_bytes(of, gpu) - weights + first + kernels + hosts + captured - estimate
+    more *= era.share != "free" and not of.kv_cache_memory
+    compiling = first + cold + captured
+    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, more, compiling, wider)
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
-    unseen = activation - int(activation_bytes(text, era) * own.activation)
+    unseen = calm - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + states + rows, activation, unseen, beyond)
     again, counted = stranded(of, gpu, weights), era.strands and not of.kv_cache_memory
     filled = kept + kv if of.kv_cache_memory else budget
@@ -139,13 +148,13 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     over = awake.expected > free.expected
     why, hint = reason(start, over)
     may_fail = bool(more) and not why and kept + more + start.needed > budget
-    stays = Band(NON_TORCH.low, loaded, max(loaded, NON_TORCH.high) + kernels)
-    stays = Band(*(each + workspace_bytes(gpu) for each in stays))
+    stays = Band(
+        *(each + workspace_bytes(gpu) for each in (NON_TORCH.low, loaded, max(loaded, NON_TORCH.high) + kernels))
+    )
     asleep = _sum(outside, graphs, stays, Band(0, space, space)) if of.sleep else awake
-    doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1) + hosts
+    doubt = DOUBT + max(0, non_torch - LEAST) * (of.tensor_parallel > 1) + hosts + cold
     doubt = min(doubt, activation + non_torch)  # weights and one request are certain
-    besides = activation + non_torch + start.needed - budget
-    short = least_bytes(of, gpu) + besides
+    short = least_bytes(of, gpu) + activation + non_torch + start.needed - budget
     return Figures(
         budget=budget,
         weights=weights,
@@ -227,10 +236,9 @@ def request_rows(tokens: int, longest: int) -> int:
     return min(max(512 * tokens // longest, least), most) * (longest + 4) * 4
 
 
-def _estimate(of: Generator, era: Era, cache: Layout) -> float:
+def _estimate(of: Generator, era: Era) -> float:
     """The engine's own of its graphs, over what they take."""
-    dense = not of.model.routed and not cache.state_bytes and of.model.tower is None
-    return 0.0 if of.model.family in era.blind or (dense and DENSE in era.blind) else era.estimate
+    return 0.0 if era.blind and in_second_runner(of, era) else era.estimate
 
 
 def _awake(
