@@ -242,13 +242,15 @@ JOBS: dict[str, dict[str, Any]] = {
         for trainer in ("pytorch", "openrlhf")
     },
     **{
-        f"a teacher runs {when}": {
+        f"a teacher runs {when}, {name}": {
             "method": "distill",
             "trainer": trainer,
-            "sharding": "ddp",
+            "sharding": name,
             "precision": "auto",
-            "extra_models": [{"role": "teacher", "model": LLAMA | {"num_hidden_layers": 6}}],
+            "gradient_accumulation_steps": 2,
+            "extra_models": [{"role": "teacher", "model": LLAMA | {"num_hidden_layers": 6, "head_dim": 128}}],
         }
+        for name in ("ddp", "fsdp", "zero1", "zero2", "zero3")
         for trainer, when in (("pytorch", "before the student"), ("trl", "between its logits and its loss"))
     },
     "a critic steps with the policy": {"sharding": "ddp", "method": "ppo"},

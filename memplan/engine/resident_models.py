@@ -86,6 +86,7 @@ def teacher_pass(recipe: Recipe, teacher: Resident) -> TracedPass:
         trained=not teacher.frozen,
         padded=recipe.batch.padded,
         lacks_flash=recipe.hardware.lacks_flash,
+        saves_inputs=recipe.zero_stage == 3,
         widths=Widths(stream=4 if widened else 0),
     )
     head = teacher_head(recipe)

@@ -71,7 +71,6 @@ def is_covered(recipe: Recipe) -> bool:
         and not _crosses_unplayed(recipe)
         and _is_offload_played(recipe)
         and _has_played_critic(recipe)
-        and (recipe.teacher is None or not (recipe.in_units or recipe.zero_stage >= 0))
         and not recipe.evaluating
     )
 

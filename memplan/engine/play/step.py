@@ -52,9 +52,9 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
     return Sharding()
 
 
-def reference_sharding(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
-    """The hooks of a reference, which may be divided as the policy is."""
-    sharded = any(model.role == "reference" and model.sharded for model in recipe.others.residents)
+def sharding_beside(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Sharding:
+    """The hooks of a reference or a teacher, which may be divided as the policy is."""
+    sharded = any(model.role == plan.name and model.sharded for model in recipe.others.residents)
     if recipe.zero_stage == 3:
         from memplan.engine.play.zero.hooks import Gathering
 
@@ -101,13 +101,11 @@ class Player:
         return self.weights[own]
 
     def sharding_of(self, plan: PassPlan) -> Sharding:
-        """What divides the model of a pass; a teacher is whole."""
-        if plan.name == TEACHER:
-            return Sharding()
-        if plan.name != "reference" or self.recipe.others.reference != "resident":
+        """What divides the model of a pass."""
+        if plan.name != TEACHER and (plan.name != "reference" or self.recipe.others.reference != "resident"):
             return self.sharding
         if plan.name not in self.beside:
-            self.beside[plan.name] = reference_sharding(self.recipe, self.tape, plan)
+            self.beside[plan.name] = sharding_beside(self.recipe, self.tape, plan)
         return self.beside[plan.name]
 
     def _stepped(self) -> list[Stepped]:

@@ -224,7 +224,7 @@ def enter_gathered(ledger: Ledger, recipe: Recipe, figures: Figures, traced: Tra
         enter(instants[0], _most_in_forward(traced, figures, e))
         ends = ("final-norm", "head") if plan.style != "no-grad" else ("final-norm", "head", "loss")  # one instant
         enter(instants[1], _in_tail(traced, figures, ends))
-    if point == "loss" or (point == "forward" and plan.style != "no-grad"):
+    if point == ("loss" if plan.head.waits else "forward") and plan.style != "no-grad":
         enter(f"{name}.loss", max(_in_tail(traced, figures, ("loss",)), figures[name, "tail"].left))
     if point != "backward":
         return

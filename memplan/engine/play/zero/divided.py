@@ -216,7 +216,7 @@ def _divided(played: StepEvents, recipe: Recipe, groups: list[Group]) -> Divided
     reads = recipe.model.head.name * reads_head(recipe)
     models[POLICY] = Modules(weights, recipe.model.hidden_size, reads=reads)
     for model in recipe.others.residents:
-        if model.role == "reference" and model.sharded:
+        if model.role != "reward" and model.sharded:
             models[model.role] = Modules(placed(model.spec, None, frozen=True), model.spec.hidden_size)
     small = [w.elements for _, w in weights if w.elements <= zero.param_persistence_threshold]
     return Divided(played, recipe, models, sub_groups_of(recipe, groups), small)
