@@ -49,7 +49,7 @@ class Engine:
     def doubt(self) -> str:
         """Why it may not start, where it does as expected."""
         held = f"a cache of {self.kv_tokens:,} tokens holds the longest sequence as expected, and may not at worst"
-        return held if self.may_fail else ""
+        return (self.why or held) if self.may_fail else ""
 
 
 def as_engine(of: Generator, found: Figures) -> Engine:

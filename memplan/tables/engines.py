@@ -84,6 +84,8 @@ class Era(NamedTuple):
     latent: int = 1
     """Bytes that a token's latent (MLA) is padded to a multiple of; 0: every head's keys and values are kept instead,
     padded to 256 (vllm 0.6 config.py: get_head_size)."""
+    streams: bool = False
+    """What it quantises to fp8 itself is so layer by layer as it loads; else all is there in 16 bits first."""
     absorbs: bool = False
     """Attention's products with the latent's matrix are kept beside it (VLLM_MLA_PERFORM_MATRIX_ABSORPTION)."""
     context_inside: bool = False

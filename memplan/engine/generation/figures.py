@@ -14,7 +14,7 @@ from memplan.engine.generation.activation import (
 )
 from memplan.engine.generation.formats import served
 from memplan.engine.generation.kv import STATE_SHARE, layout
-from memplan.engine.generation.starting import Start, reason, surer
+from memplan.engine.generation.starting import Start, doubted, reason, surer
 from memplan.engine.generation.weights import copy_bytes, least_bytes, most_bytes, weights_bytes
 from memplan.engine.nccl import Communicator, communicator_bytes
 from memplan.engine.overhead import context_bytes, workspace_bytes
@@ -136,8 +136,8 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     captured = int(graphs.high * _estimate(of, era))
     more = most_bytes(of, gpu) - weights + first + kernels + hosts + captured - estimate
     more *= era.share != "free" and not of.kv_cache_memory
-    compiling = first + cold + captured
-    start = Start(of, era, cache, gpu, budget, kept, kv, there, beyond.expected + after, more, compiling, wider)
+    beside, compiling, whole = beyond.expected + after, first + cold + captured, whole_bytes(of, gpu)
+    start = Start(of, era, cache, gpu, budget, kept, kv, there, beside, more, compiling, whole, wider)
     text = of._replace(model=of.model.but(tower=None)) if of.separate else of
     unseen = calm - int(activation_bytes(text, era) * own.activation)
     awake = _awake(of, era, apart, budget, kept + kv + states + rows, activation, unseen, beyond)
@@ -147,7 +147,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
     awake = _sum(awake, Band(space, space, space + most))
     over = awake.expected > free.expected
     why, hint = reason(start, over)
-    may_fail = bool(more) and not why and kept + more + start.needed > budget
+    may_fail = not why and (whole > there or (bool(more) and kept + more + start.needed > budget))
     stays = Band(
         *(each + workspace_bytes(gpu) for each in (NON_TORCH.low, loaded, max(loaded, NON_TORCH.high) + kernels))
     )
@@ -173,7 +173,7 @@ def engine_figures(of: Generator, gpu: Gpu, free_at_start: Band | None = None, a
         beside=rows + space,
         host_asleep=copy_bytes(of, gpu) if of.sleep == 1 else 0,
         starts=not why,
-        why=why,
+        why=doubted(start) if may_fail else why,
         hint=surer(start) if may_fail else hint,
         may_fail=may_fail,
         may_start=bool(why)
@@ -226,6 +226,15 @@ def stranded(of: Generator, gpu: Gpu, weights: int) -> int:
     laid = of.model.routed and gpu.architecture in LAID_OUT and version >= BY_TRTLLM
     replaced = laid or (served(of).format != "none" and version >= KEEPS_FREED)
     return weights if of.engine == "vllm" and of.sleep and replaced else 0
+
+
+def whole_bytes(of: Generator, gpu: Gpu) -> int:
+    """Of one rank in 16 bits, which an engine by itself makes first if what it serves in fp8 is not stored so, as a job
+    cannot tell (vllm 0.15 layers/quantization/fp8.py, sglang 0.4.6 to 0.5.23: create_weights in params_dtype,
+    process_weights_after_loading once all are there); 0 where it does not."""
+    if of.quantization != "fp8" or of.rows or of.model.quantization or era_of(of.engine, of.version).streams:
+        return 0
+    return weights_bytes(of._replace(quantization="none"), gpu)
 
 
 def request_rows(tokens: int, longest: int) -> int:

@@ -31,6 +31,8 @@ class Start(NamedTuple):
     """What it may take more of its budget at the worst."""
     compiling: int = 0
     """Of that, and of what is kept: compiling its layers for the first time, and graphs."""
+    whole: int = 0
+    """Weights in 16 bits, if those of its format are made of them."""
     wider: Callable[[], int] = int
     """The fewest tensor parallel ranks with which it starts; 0: none."""
 
@@ -120,8 +122,20 @@ def reason(start: Start, over: bool) -> tuple[str, str]:
     return "", ""
 
 
+def doubted(start: Start) -> str:
+    """Why it may not start, where it does as expected and room for a sequence is not what is in doubt."""
+    if start.whole <= start.free:
+        return ""
+    return (
+        f"what is not stored in {start.of.quantization} it makes of 16 bits, {format_bytes(start.whole)} of "
+        f"{format_bytes(max(0, start.free))}"
+    )
+
+
 def surer(start: Start) -> str:
     """What to change where it starts as expected, and may not at the worst."""
+    if start.whole > start.free:
+        return "a checkpoint that is stored in it"
     if start.longest < start.of.max_model_len:
         return f"max_model_len: {start.longest}, or {_larger(start)}"
     calm = start.kept + start.needed + start.doubt - start.compiling <= start.budget
