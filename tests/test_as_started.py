@@ -576,3 +576,25 @@ def test_a_command_that_names_a_config_is_taken_before_one_that_names_another_of
     forget()
     found = {name: check_file(f"sft/{name}.yaml", {**CARD, "num_gpus": 8}) for name in ("full", "qlora")}
     assert [found[name].job["sharding"] for name in found] == ["zero3", "ddp"], [each.text for each in found.values()]
+
+
+def test_a_config_with_keys_of_a_program_that_is_not_found_says_so() -> None:
+    keys = "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 256\nper_device_train_batch_size: 1\nbeta: 0.1\n"
+    for more, said in (("gamma: 1.0\nepochs: 2\n", True), ("", False)):
+        Path("dpo.yaml").write_text(keys + more)
+        found = check_file("dpo.yaml", CARD)
+        assert found.fits == "yes" and any("without settings of its own" in each for each in found.warnings) is said
+
+
+@pytest.mark.parametrize(("pins", "said"), [("", True), ("transformers==5.1.0\n", False), ("transformers==4.50\n", False)])
+def test_a_dtype_that_nobody_says_is_told_where_the_version_of_transformers_is_not_known(pins: str, said: bool) -> None:
+    Path("requirements.txt").write_text(pins)
+    Path("train.py").write_text(
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B')\n"
+        "Trainer(model=model, args=TrainingArguments(per_device_train_batch_size=1), train_dataset=rows).train()\n"
+    )
+    forget()
+    found = check_file("train.py", {**CARD, "sequence_length": 256})
+    assert any("no dtype" in each for each in found.warnings) is said, found.warnings
+    assert found.job["dtype"] == ("fp32" if "4.50" in pins else "bf16")

@@ -23,7 +23,7 @@ from memplan.frameworks.files.documents import FORMS, Document, of_command, open
 from memplan.frameworks.parts import parts, the_part, whose
 from memplan.frameworks.programs.follow import forget
 from memplan.frameworks.programs.launch import put_trainer
-from memplan.frameworks.project.as_started import first_started, leaves_its_launcher
+from memplan.frameworks.project.as_started import first_started, leaves_its_launcher, of_nobodys_program
 from memplan.frameworks.project.starters import starter_of
 from memplan.frameworks.registry import find_framework, frameworks
 from memplan.frameworks.transformers import read_launcher
@@ -75,7 +75,7 @@ def read_opened(
         return started
     asked = any(each.asks and each.decides and not each.above for each in given.unread)
     if asked or leaves_its_launcher(document, given):
-        return as_started(document, options, beside, given) or given
+        return as_started(document, options, beside, given) or of_nobodys_program(document, given)
     return given
 
 

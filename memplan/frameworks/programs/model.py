@@ -151,7 +151,10 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
     elif unsloth:
         gathered.add("dtype", "bfloat16" if run.known.bf16 else "float16", thing.place)
     else:
-        gathered.add("dtype", "float32" if old and not _asks_quantised(thing) else "auto", thing.place)
+        whole = not _asks_quantised(thing)
+        gathered.add("dtype", "float32" if old and whole else "auto", thing.place)
+        if whole and not old and not draft.facts["transformers"]:
+            draft.remarks.append(f"{thing.place}: no dtype: the checkpoint's, as transformers 5 loads it; until 4.57 fp32")
     _class(thing, trainer, draft)
     read_plan(thing, draft)
     for key in values:

@@ -91,9 +91,9 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     row = trl.FRAMEWORK if package == "trl" else transformers.FRAMEWORK
     version = put_version(row, version, why, "" if unsloth else path, draft)
     since = draft.version
-    old = since < ((5,) if package == "transformers" else (0, 27))
     beneath = pins.get("transformers") or pinned(path, "transformers")[0] if package == "trl" else ""
-    old = version_key(beneath) < (5,) if beneath else old
+    old = version_key(beneath) < (5,) if beneath else since < ((5,) if package == "transformers" else (0, 27))
+    draft.facts["transformers"] = beneath = beneath or (version if package == "transformers" else "")
     _other_arguments(gathered, arguments, package, trainer, draft)
     model = loaded_by_trainer(model, trainer, arguments, gathered)
     put_model(model, trainer, gathered, run, draft, old=old)
@@ -106,7 +106,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _read(gathered, method, trainer, draft)
     put_kept_logits(trainer, found, arguments, draft)
     gathered.mark(draft)
-    draft.finishers["sdpa"] = partial(_before_sdpa, beneath or (version if package == "transformers" else ""))
+    draft.finishers["sdpa"] = partial(_before_sdpa, beneath)
     if unsloth and package == "trl" and "trainer_version" not in draft.said:
         version = OF_UNSLOTH
         draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))

@@ -116,6 +116,14 @@ def _is_foreign(given: JobInput) -> bool:
     return given.framework.startswith(OF_A_LAUNCHER) and any(each.why == Unread("", "").why for each in given.unread)
 
 
+def of_nobodys_program(document: Document, given: JobInput) -> JobInput:
+    """A config with keys that its framework's parser refuses, whose program is not found, says so."""
+    if not (document.path.endswith(CONFIGS) and _is_foreign(given)):
+        return given
+    said = f"{document.path}: the program that reads it is not known: it is counted as one without settings of its own"
+    return given._replace(warnings=(*given.warnings, said))
+
+
 def leaves_its_launcher(document: Document, given: JobInput) -> bool:
     """Whether a config of the Trainer's arguments names no model, says nothing of how several GPUs share the work
     (which is its launcher's to say), or is of a program's own keys."""
