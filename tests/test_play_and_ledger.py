@@ -123,6 +123,16 @@ JOBS: dict[str, dict[str, Any]] = {
         }
         for name, flat in (("each", False), ("flat", True))
     },
+    **{
+        f"gradients are added up in fp32, {when}": {
+            "sharding": "zero1",
+            "model": LLAMA | {"num_hidden_layers": 14},
+            "precision": "auto",
+            "gradient_accumulation_steps": 2,
+            "deepspeed": {"grad_accum_dtype": "fp32", "immediate_grad_update": at_once},
+        }
+        for when, at_once in (("when all have come", False), ("one by one", True))
+    },
     "a bucket is there from the first reentrant checkpoint of two forwards on": {
         "sharding": "zero1",
         "method": "cpo",

@@ -53,10 +53,10 @@ def peaks(events: StepEvents) -> dict[str, int]:
     for at, (number, size) in enumerate(events.events):
         name = starts.get(at, "")
         part = "evaluate" if name.startswith("evaluation") else name.rsplit(".", 1)[-1] or part
-        tag = events.tags[number]
+        tag, before = events.tags[number], live
         live += tag.elements * tag.itemsize * (1 if size > 0 else -1)
         if at >= events.start:
-            found[part] = max(found.get(part, 0), live)
+            found[part] = max(found.get(part, 0), before, live)
     return found
 
 

@@ -67,6 +67,11 @@ class Zero(NamedTuple):
     parameters: Offloaded = Offloaded()
     selective: Selective | None = None
 
+    @property
+    def whole_gradients(self) -> bool:
+        """The engine reduces them when all have come: stage 0, and BF16_Optimizer, which has a buffer of its own."""
+        return self.wrapper in ("plain", "unfused", "fused", "bf16")
+
     def as_config(self) -> dict[str, Any]:
         """The sub-keys of ``zero_optimization`` that say the same."""
         config = attributes_of(

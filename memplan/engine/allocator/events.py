@@ -125,13 +125,13 @@ def _has_played_stages(recipe: Recipe) -> bool:
 
 
 def _is_played_zero(recipe: Recipe) -> bool:
-    """Stage 0, stages 1 and 2, whose gradients go to no fp32 buffer of their own, and stage 3, whose weights travel as
-    they are."""
+    """All stages; of stage 3 whose weights travel as they are."""
     zero = recipe.sharding.deepspeed
     travels = zero.hpz > 1 or zero.quantised_weights or zero.quantised_gradients or zero.fetch_by_all_reduce
     packed = zero.quantised_frozen or recipe.quantised is not None
-    played = zero.wrapper != "bf16" and not (zero.wrapper == "zero3" and (travels or packed))
-    return played and zero.selective is None and recipe.divided.world == 1
+    return (
+        not (zero.wrapper == "zero3" and (travels or packed)) and zero.selective is None and recipe.divided.world == 1
+    )
 
 
 def _has_played_hooks(recipe: Recipe) -> bool:

@@ -41,7 +41,7 @@ def sharding_for(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Shard
         ddp = Ddp(recipe.sharding.ddp, recipe.sharding.gradient_as_bucket_view, tape, gradients_of(recipe, weights))
         ddp.late = not recipe.sharding.sync_each_batch
         return ddp
-    if recipe.zero_stage == 0:
+    if recipe.zero_stage >= 0 and recipe.sharding.deepspeed.whole_gradients:
         from memplan.engine.play.zero.whole import Whole
 
         return Whole(recipe, tape, weights)
@@ -111,7 +111,7 @@ class Player:
     def _stepped(self) -> list[Stepped]:
         """What the optimizer is given: of flat parameters, the part that the fullest rank holds."""
         recipe, trained = self.recipe, self.resident.trained
-        if recipe.sharding.deepspeed.wrapper == "fused":
+        if recipe.sharding.deepspeed.wrapper in ("fused", "bf16"):
             return [tensor for tensor, _ in zero_tensors(recipe, groups_of(recipe, trained))[0]]
         return parts_of(recipe, stepped_by(recipe, fullest_rank(recipe)) if flattens(recipe) else trained)
 

@@ -45,7 +45,7 @@ def played(recipe: Recipe, steps: int = 2, folds: bool = True, rank: int | None 
         critic = critic._replace(batch=critic.batch._replace(eval_size=0))
         return trained_together(policy, [played(each, steps, folds, rank) for each in (critic, policy)], steps)
     found = _of_hooks(recipe, steps, folds)
-    if recipe.zero_stage <= 0:
+    if recipe.zero_stage < 0 or recipe.sharding.deepspeed.whole_gradients:
         return found
     from memplan.engine.play.zero.divided import with_engine
 

@@ -8,26 +8,22 @@ from collections.abc import Sequence
 from memplan.engine.critic import NAME as CRITIC
 from memplan.engine.ledger import Ledger
 from memplan.engine.parallel.zero import stage3
-from memplan.engine.parallel.zero.flat_groups import Group, buckets_of, groups_of, sizes_in_order
+from memplan.engine.parallel.zero.flat_groups import Group, groups_of
 from memplan.engine.parallel.zero.prefetch import Figures
 from memplan.engine.parallel.zero.selective import enter_selected
-from memplan.engine.parallel.zero.states import weight_itemsize
 from memplan.engine.passes import Stage
+from memplan.engine.play.zero.engine import during
+from memplan.engine.play.zero.whole import WholeEngine
 from memplan.engine.tensors import Weight
 from memplan.spec.recipe import Recipe
 
 
-def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: Sequence[Group], end: str) -> None:
+def _enter_engine_copies(ledger: Ledger, recipe: Recipe, groups: list[Group], end: str) -> None:
     """Stage 0 and BF16_Optimizer: the engine reduces whole gradients at the last micro-step, bucket by bucket."""
-    zero, of_bf16 = recipe.sharding.deepspeed, recipe.sharding.deepspeed.wrapper == "bf16"
-    e = 4 if of_bf16 else weight_itemsize(recipe, groups[0])
-    weights = tuple(weight for group in groups for weight in group.weights)
-    sizes = tuple(group.flat for group in groups) if of_bf16 else sizes_in_order(weights)
-    buckets = buckets_of(sizes)
-    several = max((elements for elements, tensors in buckets if tensors > 1), default=0)
-    whole = max(buckets)[0]
-    cast = zero.communication if zero.communication != e else 0
-    ledger.add("copies of the bucket", "buffers", several * e + whole * cast, at=end).told(several, e, whole, cast)
+    engine = WholeEngine(recipe, groups)
+    found = during(engine, lambda: engine.backward_ended(last=True))
+    size = found.most - found.inside
+    ledger.add("copies of the bucket", "buffers", size, at=end).told(size)
 
 
 def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str) -> None:
@@ -39,7 +35,7 @@ def enter_zero(ledger: Ledger, recipe: Recipe, weights: list[Weight], name: str)
         stage3.enter_zero3(ledger, recipe, weights, born, name)
         return
     end = f"{name}.reduce"
-    if groups and recipe.several and recipe.sharding.deepspeed.wrapper != "zero":
+    if groups and recipe.sharding.deepspeed.whole_gradients:
         _enter_engine_copies(ledger, recipe, groups, end if end in ledger.index else f"{name}.embedding-backward")
     enter_selected(ledger, recipe, weights, born)
 

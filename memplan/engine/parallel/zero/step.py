@@ -5,8 +5,6 @@ runtime/fp16/fused_optimizer.py, unfused_optimizer.py. Norms are taken in fp64 o
 
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.ledger import Ledger
-from memplan.engine.model_states import loop_bytes
-from memplan.engine.optimizer.states import flat
 from memplan.engine.parallel.zero.flat_groups import Group, groups_of
 from memplan.engine.parallel.zero.reductions import Held
 from memplan.engine.parallel.zero.states import persistent_bytes
@@ -30,8 +28,7 @@ def enter_zero_step(
     groups = groups_of(recipe, weights)
     if not groups:
         return
-    wrapper = recipe.sharding.deepspeed.wrapper
-    moments = _whole_buffer(recipe, groups) if wrapper == "bf16" else _played(recipe, groups, played)
+    moments = _played(recipe, groups, played)
     moments["persistent parameters × bytes, gathered again"] = persistent_bytes(recipe, weights)
     what = max(moments, key=lambda moment: moments[moment])
     size = max(moments[what], 0)
@@ -44,7 +41,8 @@ def enter_zero_step(
 def _played(recipe: Recipe, groups: list[Group], begins: Held | None) -> dict[str, int]:
     """Of engines that are played. Of stages 1 and 2 another rank may have most while norms are taken: that
     on which its gradients and one of them in fp64 are most together."""
-    engine, moments = WholeEngine(recipe, groups) if recipe.zero_stage == 0 else Engine(NOTHING), dict[str, int]()
+    whole, moments = recipe.sharding.deepspeed.whole_gradients, dict[str, int]()
+    engine = WholeEngine(recipe, groups) if whole else Engine(NOTHING)
     if recipe.zero_stage == 3:
         engine = Divided(NOTHING, recipe, {}, sub_groups_of(recipe, groups), [])
     elif begins:
@@ -59,11 +57,3 @@ def _played(recipe: Recipe, groups: list[Group], begins: Held | None) -> dict[st
     made = [label for label, size in step.most_things.items() if size > step.things.get(label, 0)]
     what = dict.fromkeys(name if of == "gradients" or name in NORMS else "the optimizer's" for of, name in made)
     return {" + ".join(what): step.most - step.inside} | moments
-
-
-def _whole_buffer(recipe: Recipe, groups: list[Group]) -> dict[str, int]:
-    """BF16_Optimizer, which is not played, steps on a view of its fp32 buffer, all groups in one step."""
-    implementation, sizes = recipe.optimizer.implementation, [group.partition for group in groups]
-    if implementation == "foreach":
-        return {"the optimizer's": recipe.optimizer.row.foreach_copies * FP32 * sum(sizes)}
-    return {"the optimizer's": loop_bytes(recipe, [(flat(max(sizes), FP32), 1)]) if implementation == "loop" else 0}

@@ -4,6 +4,7 @@ The played events are copied from one note to the next; what the engine allocate
 on a tape that goes on numbering where the play ended."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from memplan.engine.allocator.replay import StepEvents
 from memplan.engine.play.moments import Key, Moment, moments
@@ -71,8 +72,13 @@ def step_of(engine: Engine) -> Moment:
     """The step of an engine, when its optimizers have their states."""
     for optimizer in engine.optimizers:
         optimizer.make_states()
-    notes = [(len(engine.tape.events), Key(0, "", "step"))]
-    engine.step()
+    return during(engine, engine.step)
+
+
+def during(engine: Engine, runs: Callable[[], None]) -> Moment:
+    """What is there when something of an engine's begins, and the most until it has run: the last that it does."""
+    notes = [(len(engine.tape.events), Key(0, "", ""))]
+    runs()
     (found,) = moments(engine.tape, notes, 0).values()
     engine.tape.close()
     return found

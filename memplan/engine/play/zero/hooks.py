@@ -6,7 +6,7 @@ they are once all layers are written (``unfolding.py``), and ``engine.py`` puts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from memplan.engine.parallel.zero.flat_groups import decays
@@ -20,13 +20,31 @@ if TYPE_CHECKING:
     from memplan.engine.play.tape import PlayTape
 
 
+def in_order(tape: PlayTape, params: list[Param], opening: set[str]) -> Iterator[Param]:
+    """Embedding, layer by layer, norm and head: the last that came is the first that the model names. ``opening``:
+    names of what comes before the layers."""
+    scopes = tape.scopes
+    outside = [param for param in params if not isinstance(scopes.get(param), int)]
+    yield from reversed([param for param in outside if param.name in opening])
+    for layer in sorted({scope for param in params if isinstance(scope := scopes.get(param), int)}):
+        tape.enter(layer)
+        yield from reversed([param for param in params if scopes.get(param) == layer])
+    tape.enter(-1)
+    yield from reversed([param for param in outside if param.name not in opening])
+
+
+def opening(weights: list[Weight]) -> set[str]:
+    """Names of what a model has before its layers."""
+    return {weight.name for weight in weights if weight.unit not in ("layer", "norm", "head")}
+
+
 class Zero(Sharding):
     """The hooks of one engine."""
 
     def __init__(self, recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> None:
         self.tape, self.decaying = tape, {weight.name for weight in weights if weight.trained and decays(weight)}
         self.split = recipe.sharding.deepspeed.groups > 1
-        self.opening = {weight.name for weight in weights if weight.unit not in ("layer", "norm", "head")}
+        self.opening = opening(weights)
         overlaps = recipe.sharding.deepspeed.overlap_comm
         self.at_once, self.begun = recipe.zero_stage > 1 or overlaps, False
         self.late = recipe.zero_stage == 1 and (recipe.accumulates or not overlaps)
@@ -61,25 +79,10 @@ class Zero(Sharding):
             if self.split:
                 groups = [[each for each in stored if (each.name in self.decaying) is first] for first in (True, False)]
             for group in groups:
-                self._hand_over_all(group)
+                for param in in_order(self.tape, group, self.opening):
+                    self._hand_over(param)
         self.begun = False
         self.tape.mark(noted(ENDED))
-
-    def _hand_over_all(self, params: list[Param]) -> None:
-        """Embedding, layer by layer, norm and head."""
-        scopes = self.tape.scopes
-        outside = [param for param in params if not isinstance(scopes.get(param), int)]
-        self._hand_over_each([param for param in outside if param.name in self.opening])
-        for layer in sorted({scope for param in params if isinstance(scope := scopes.get(param), int)}):
-            self.tape.enter(layer)
-            self._hand_over_each([param for param in params if scopes.get(param) == layer])
-        self.tape.enter(-1)
-        self._hand_over_each([param for param in outside if param.name not in self.opening])
-
-    def _hand_over_each(self, params: list[Param]) -> None:
-        """The last that came is the first that the model names."""
-        for param in reversed(params):
-            self._hand_over(param)
 
     def step(self, steps: Callable[[], None]) -> None:
         """The engine's, put in with all else."""

@@ -1,6 +1,7 @@
 """What DeepSpeed leaves of loading a model: flat buffers, the rank's part in fp32.
 
-deepspeed 0.19 runtime/zero/stage_1_and_2.py (``__init__``, ``initialize_optimizer_states``). Weights are on the card
+deepspeed 0.19 runtime/zero/stage_1_and_2.py (``__init__``, ``initialize_optimizer_states``), bf16_optimizer.py
+(``_setup_for_real_optimizer``, which makes the flat buffer beside the weights, and no states). Weights are on the card
 one by one; a group's flat buffer is made beside them, or on the host where there is no room: here they are freed first,
 which leaves the same segments behind."""
 
@@ -24,7 +25,7 @@ def loaded(recipe: Recipe, tape: Tape, weights: list[Weight]) -> list[Tensor]:
 
 def _flat(recipe: Recipe, tape: Tape, weights: list[Weight]) -> list[Tensor]:
     """The trained weights of stages 1 and 2, and the masters of this rank's parts."""
-    held, groups = list[Tensor](), groups_of(recipe, weights)
+    held, groups, of_bf16 = list[Tensor](), groups_of(recipe, weights), recipe.sharding.deepspeed.wrapper == "bf16"
     names = [{weight.name for weight in group.weights} for group in groups]
     single = [
         [
@@ -36,19 +37,23 @@ def _flat(recipe: Recipe, tape: Tape, weights: list[Weight]) -> list[Tensor]:
     ]
     for i, group in enumerate(groups):
         assert isinstance(tape, PlayTape)
-        tape.mark(EMPTY_CACHE)
-        single[i].clear()
         itemsize = weight_itemsize(recipe, group)
+        if not of_bf16:
+            tape.mark(EMPTY_CACHE)
+            single[i].clear()
         held.append(_new(tape, group.flat * itemsize, "flat weights"))
+        single[i].clear()
         part = _new(tape, group.partition * itemsize, "the rank's part")
         if not recipe.sharding.deepspeed.optimizer:
             held.append(_new(tape, group.partition * FP32, "fp32 master weights", "master_weights"))
         del part
+        held += [_new(tape, group.flat * FP32, "fp32 gradients", "gradients")] if of_bf16 else []
     if recipe.sharding.deepspeed.optimizer:
         biggest = max(largest(group) * weight_itemsize(recipe, group) for group in groups)
         held.append(_new(tape, biggest, "gradient buffer of the offload", "buffers"))
         return held
-    zeros = [_new(tape, group.partition * FP32, "zeros of the rank's part", "gradients") for group in groups]
+    made = groups if not of_bf16 else ()
+    zeros = [_new(tape, group.partition * FP32, "zeros of the rank's part", "gradients") for group in made]
     del zeros
     return held
 
