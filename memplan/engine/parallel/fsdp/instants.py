@@ -139,10 +139,10 @@ class Halves:
         meets = plan.gradients_of(plan.style_of(i)) in ("join", "meet")  # another graph's wait: the layer's own rows
         waiting = self.units[i].gradients if meets else 0
         for position, (instant, alive) in enumerate(self.traced.layer_instants(i)):
-            most = max(size + moment.inside for moment, size in self._points(i, instant, alive.size))
+            most = max(size + moment.inside for moment, size in self._points(i, instant, alive.size)) - waiting
             if position == 0:
                 most = max(most, opens.most + layer.saved.size + layer.boundary)
-            held = self._held(most - alive.size - waiting, runs.things, waiting)
+            held = self._held(most - alive.size, runs.things, waiting)
             yield instant.removeprefix(f"{self.name}."), held
         fuller = max(runs, self.at("late-backward", i), below, key=lambda moment: moment.most)
         yield self.traced.end_of(i).removeprefix(f"{self.name}."), self._held(fuller.most, fuller.most_things)
