@@ -16,32 +16,28 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
         return
     if sharding.takes_gradients(recipe):
         return  # they are in partitions
-    if (
-        recipe.several
-        and recipe.sharding.name == "ddp"
-        and recipe.sharding.gradient_as_bucket_view
-        and recipe.sharding.sync_each_batch
-    ):
-        return  # they are in the buckets
+    in_buckets = sharding.in_buckets(recipe)
+    if in_buckets and recipe.sharding.sync_each_batch:
+        return
     trained = [weight for weight in weights if weight.trained]
     if recipe.zero_stage >= 0 and recipe.batch.images is None:  # a tower that sees nothing is in flat groups alone
         trained = [weight for weight in trained if weight.unit != "vision"]
     whole, padded = gathers(recipe) and not recipe.sharding.sync_each_batch, recipe.sharding.name == "fsdp2"
     shards = 1 if whole else sharding.held(recipe).gradient_shards
-    elements = states.shard_elements(trained, shards, padded)
-    size = sum(
-        states.shard_elements([weight], shards, padded) * sharding.gradient_itemsize(recipe, weight)
-        for weight in trained
-    )
-    itemsize = round(size / max(elements, 1), 4)
-    ledger.add(
-        ACCUMULATED,
-        "gradients",
-        size,
-        born=born,
-        dies=ledger.schedule[-2] if sharding.gone_in_step(recipe) and not dies else dies,
-        place="gpu" if whole else states.place_of(recipe),
-    ).told(elements, itemsize)
+    dies = ledger.schedule[-2] if sharding.gone_in_step(recipe) and not dies else dies
+    groups = [(ACCUMULATED, trained, dies)]
+    if in_buckets and recipe.batch.accumulation == 2:  # the second backward copies each into its bucket as it comes
+        last = [each for each in ledger.schedule if each.endswith("embedding-backward")][-1]
+        late, early = [], list[Weight]()
+        for weight in trained:
+            (late if weight.unit in ("embedding", "vision") else early).append(weight)
+        groups = [(f"{ACCUMULATED}, until they are in buckets", early, ledger.before(last)), (ACCUMULATED, late, dies)]
+    for name, group, until in groups:
+        sizes = [states.shard_elements([weight], shards, padded) for weight in group]
+        size = sum(each * sharding.gradient_itemsize(recipe, weight) for each, weight in zip(sizes, group, strict=True))
+        ledger.add(name, "gradients", size, born, until, place="gpu" if whole else states.place_of(recipe)).told(
+            sum(sizes), round(size / max(sum(sizes), 1), 4)
+        )
 
 
 def enter_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str) -> None:
