@@ -203,7 +203,7 @@ def litgpt_chunks(p: Pass, hidden: Tensor, weight: Param, scored: Scored) -> Ten
     one.params = {weight.name: weight}  # and its adapters
     assert scored.linear is not None
     logits = [project(one, piece, scored.linear, "V", "logits of a chunk", quantised=False) for piece in pieces]
-    del pieces  # ``lm_head(x_i)`` of a comprehension (litgpt/model.py): what its nodes saved stays
+    del pieces, hidden  # ``lm_head(x_i)`` of a comprehension over ``x.split`` (litgpt/model.py): what nodes saved stays
     p.ended()
     if scored.fp32_outputs:  # Fabric's precision plugin, when autocast has been left
         tape.autocast = 0

@@ -46,19 +46,19 @@ def tail_forward(
             hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
     if forward is not None:
         forward.clear()
+    inputs.append(hidden)
+    del hidden  # ``inputs`` has it: the head takes the last holder where nothing of the forward remains
     if head.program in FUSED_PROGRAMS:
         with tape.at("loss"):
             held: list[Tensor] = []
-            loss = _balanced(p, spec, _fused_loss(p, spec, head, hidden, rows, held))
+            loss = _balanced(p, spec, _fused_loss(p, spec, head, inputs, rows, held))
             p.routers = []
             return loss, held, []
     if head.program == "hidden":
         p.routers = []
         with tape.at("loss"):
-            return heads.mean_loss(p, hidden), [], []
+            return heads.mean_loss(p, inputs.pop()), [], []
     whole, within = p, head.program in heads.INSIDE
-    inputs.append(hidden)
-    del hidden  # ``inputs`` has it: ``lm_head`` takes the last holder where nothing of the forward remains
     with tape.at("head"):
         named = [tape.new(p.dim("h·L", earlier), 1, STATES)] if (earlier := head.before_last(spec)) else []
         p, states, logits = _logits(p, spec, head, inputs)
@@ -126,14 +126,14 @@ def _with(p: Pass, loss: Tensor, balance: Tensor) -> Tensor:
     return ops.add(p.tape, loss, balance, "loss") if p.mode.router.how == "read" else loss
 
 
-def _fused_loss(p: Pass, spec: ModelSpec, head: Head, hidden: Tensor, rows: int, held: list[Tensor]) -> Tensor:
+def _fused_loss(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor], rows: int, held: list[Tensor]) -> Tensor:
     """A head that never makes all of the logits."""
     weight = _whole_head(p, spec, head) or weight_of(p, spec.head)
     tokens = head.scored_tokens or p.tokens
     scored = Scored(
         tokens, rows, head.reference_itemsize, head.pairs, head.loss.fp32_outputs, spec.head, held, head.free
     )
-    return FUSED_PROGRAMS[head.program](p, hidden, weight, scored)
+    return FUSED_PROGRAMS[head.program](p, inputs.pop(), weight, scored)
 
 
 def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:
