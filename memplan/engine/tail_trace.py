@@ -8,6 +8,7 @@ from memplan.engine.layers.moe.load_balancing_loss import all_logits
 from memplan.engine.losses.heads import Head
 from memplan.engine.losses.tail import casts_of, tail_forward
 from memplan.engine.tape import ops
+from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.offloading import OFFLOADS
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
@@ -31,6 +32,8 @@ class TailTrace(NamedTuple):
     host: int = 0
     outputs: int = 0
     """What the caller holds of the model's outputs until backward is done."""
+    normed: int = 0
+    """What is there when the head is called: what the final norm gives, and what it keeps."""
     uses: tuple[Uses, Uses] = NO_USES, NO_USES
     """When its modules run forward, and back, where weights are gathered module by module."""
 
@@ -69,7 +72,13 @@ def tail_trace(
 
     tape.offload = OFFLOADS[mode.offload]() if mode.offload and grad else None
     p = Pass(tape, mode, rows, length)
-    p.routers = all_logits(p, spec)
+    p.routers, normed = all_logits(p, spec), list[int]()
+
+    def entering(hidden: Tensor) -> Tensor:
+        normed.append(tape.live)
+        return hidden
+
+    p.entering = entering
     width = spec.hidden_size * spec.streams
     inputs = [input_of(tape, p, width, mode.residual_itemsize, input_needs_grad, "residual stream")]
     loss, held, whole = tail_forward(p, spec, head, rows, inputs)
@@ -88,7 +97,7 @@ def tail_trace(
     whole.clear()  # the trainer's ``compute_loss`` has returned, and with it went its ``logits``
     if node is None:
         held.clear()
-        return TailTrace(saved, casts, forward, {}, 0, 0, 0, uses=(uses, NO_USES))
+        return TailTrace(saved, casts, forward, {}, 0, 0, 0, normed=normed[0], uses=(uses, NO_USES))
     tape.gradient_mode = gradients
     tape.peaks.clear()
     tape.await_others()
@@ -103,4 +112,6 @@ def tail_trace(
     backward = peaks_of(tape, "backward")
     used = uses, tape.uses() or NO_USES
     tape.close()
-    return TailTrace(saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs, used)
+    return TailTrace(
+        saved, casts, forward, backward, sum(sizes), head_gradient, boundary, host, outputs, normed[0], used
+    )

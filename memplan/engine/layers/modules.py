@@ -138,7 +138,7 @@ class Pass:
 
     __slots__ = (
         *("checkpointed", "held", "length", "memory", "mode", "params"),
-        *("ended", "leaving", "returned", "routers", "rows", "shared", "tape", "tokens"),
+        *("ended", "entering", "leaving", "returned", "routers", "rows", "shared", "tape", "tokens"),
     )
 
     def __init__(self, tape: Tape, mode: Mode, rows: int, length: int) -> None:
@@ -153,6 +153,8 @@ class Pass:
         self.shared: dict[str, Tensor] = {}
         """What all layers of a stack read beside the residual stream, by name: an encoder's output, tables of
         relative positions. Their bytes are counted elsewhere."""
+        self.entering: Callable[[Tensor], Tensor] = lambda hidden: hidden
+        """What wraps the head does to what it is given, behind the final norm."""
         self.leaving: Callable[[Tensor], Tensor] | None = None
         """What wraps the model does to its logits."""
         self.ended: Callable[[], None] = lambda: None

@@ -46,7 +46,7 @@ def tail_forward(
             hidden = project(p, hidden, spec.project_out, "h", "projected outputs", quantised=False)
     if forward is not None:
         forward.clear()
-    inputs.append(hidden)
+    inputs.append(p.entering(hidden))
     del hidden  # ``inputs`` has it: the head takes the last holder where nothing of the forward remains
     if head.program in FUSED_PROGRAMS:
         with tape.at("loss"):

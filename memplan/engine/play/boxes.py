@@ -161,7 +161,7 @@ class BoxRun:
                 group.hooked = False  # it ran without a graph
             x = self._box(x, "opens-backward", i, [], x.needs_grad)
         note("ends")
-        x = hooks.tail(x)
+        x = hooks.tail(x, normed=boxes.rules.head_alone)
         note("tail")
         x = self._box(x, "head-backward", 0, [*boxes.root, *([] if tied else boxes.last)], half.graph)
         x = hooks.logits(x) if half.calls_head else x

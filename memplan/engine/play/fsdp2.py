@@ -83,9 +83,9 @@ class Fsdp2(Sharding):
         """``post_forward``, which hooks the gradient of the output."""
         return self._leave(self.layers[layer], y, again)
 
-    def tail(self, x: Tensor) -> Tensor:
-        """Norm and head, where they are a unit."""
-        if self.opens or not self.last.sizes:
+    def tail(self, x: Tensor, *, normed: bool = False) -> Tensor:
+        """Norm and head, or the head alone, where they are a unit."""
+        if self.opens or not self.last.sizes or normed != self.rules.head_alone:
             return x
         self._enter(self.last)
         return self._then(x, self.last, self._post_backward)

@@ -3,6 +3,8 @@
 The locals of ``forward`` live as in ``LlamaModel.forward`` and its kin (transformers 5.23): the embedding's output,
 masks and rotary tables until it returns, and as long as nodes or checkpoints hold them."""
 
+from functools import partial
+
 from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.moe.load_balancing_loss import handing
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS, keys_of, values_of
@@ -36,6 +38,7 @@ class PassRun:
         self.outside = plan.mode._replace(frozen=spec.frozen) if spec.frozen else plan.mode
         self.p = ModelPass(weights, self.outside, plan.rows, plan.length)
         self.p.leaving, self.p.ended = self.sharding.logits, self.sharding.returned
+        self.p.entering = partial(self.sharding.tail, normed=True)
         self.layers = list(spec.layers())
         self.forward_locals: list[Tensor] = []
         self.shared: list[Tensor] = []

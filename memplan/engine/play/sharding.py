@@ -66,8 +66,8 @@ class Sharding:
     def uses(self, param: Param) -> None:
         """The module of a parameter is about to run."""
 
-    def tail(self, x: Tensor) -> Tensor:
-        """Norm and head are about to run."""
+    def tail(self, x: Tensor, *, normed: bool = False) -> Tensor:
+        """Norm and head are about to run; ``normed``: the head alone, the norm has."""
         return x
 
     def logits(self, x: Tensor) -> Tensor:

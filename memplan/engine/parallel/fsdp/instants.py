@@ -31,9 +31,10 @@ class Halves:
     """The moments of a pass in one micro-step."""
 
     def __init__(
-        self, moments: Moments, traced: TracedPass, micro_step: int, units: Sequence[Unit], back: bool
+        self, moments: Moments, traced: TracedPass, micro_step: int, units: Sequence[Unit], back: bool, normed: bool
     ) -> None:
         self.moments, self.traced, self.micro_step, self.units = moments, traced, micro_step, units
+        self.before_tail = traced.tail.normed if normed else traced.tail.input_gradient
         self.name, self.layers, self.saved = traced.plan.name, traced.layers, traced.saved_before
         self.embedded = traced.layers[0].boundary
         """The embedding's output, while the first layer is gathered; nothing where more is there before."""
@@ -69,7 +70,7 @@ class Halves:
         ends = max((tail[point].size for point in ("final-norm", "head") if point in tail), default=0)
         loss = tail["loss"].size if "loss" in tail else 0
         opens, within, after = self.at("ends"), self.at("tail"), self.at("loss")
-        most = max(opens.most + self.traced.tail.input_gradient, within.most + ends)
+        most = max(opens.most + self.before_tail, within.most + ends)
         if self.traced.plan.style == "no-grad":
             most = max(most, after.most + loss)
             yield "forward", self._held(most - max(ends, loss), (after if loss > ends else within).things)

@@ -45,7 +45,7 @@ def _fullest(question: Question, passes: list[Stage]) -> Iterator[tuple[str, Thi
     for traced, point in passes:
         most, back = dict[str, tuple[Held, int]](), point == "backward"
         for number in question.fullest:
-            half = Halves(moments, traced, number, units, back)
+            half = Halves(moments, traced, number, units, back, question.rules.head_alone)
             for each, held in half.backward() if back else half.forward() if point == "forward" else ():
                 if each not in most or held.total > most[each][0].total:
                     most[each] = held, half.embedded

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from memplan.engine.losses.heads import INSIDE
-from memplan.engine.parallel.fsdp2.units import reads_head, waits_for_reduction
+from memplan.engine.parallel.fsdp2.units import hides_norm, reads_head, waits_for_reduction
 from memplan.spec.recipe import Recipe
 
 NAMING_MIXERS = frozenset(["mamba", "falcon_mamba"])
@@ -21,6 +21,8 @@ class Rules(NamedTuple):
     cpu_offload: bool
     root_reshards: bool
     replicates: bool
+    head_alone: bool
+    """The tail is the head: the final norm has run when it is gathered."""
     within: bool
     """The model's own forward computes the loss, so that the root has not returned before."""
     late: bool
@@ -90,6 +92,7 @@ def rules_of(recipe: Recipe) -> Rules:
         fsdp.cpu_offload,
         fsdp.root_reshards,
         fsdp.replicas > 1,
+        hides_norm(recipe),
         loss_is_inside(recipe),
         waits_for_reduction(recipe),
         recipe.parallel.expert > 1,
