@@ -28,7 +28,7 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
     groups = [(ACCUMULATED, trained, dies)]
     if in_buckets and recipe.batch.accumulation == 2:  # the second backward copies each into its bucket as it comes
         last = [each for each in ledger.schedule if each.endswith("embedding-backward")][-1]
-        late, early = [], list[Weight]()
+        late, early = list[Weight](), list[Weight]()
         for weight in trained:
             (late if weight.unit in ("embedding", "vision") else early).append(weight)
         groups = [(f"{ACCUMULATED}, until they are in buckets", early, ledger.before(last)), (ACCUMULATED, late, dies)]
