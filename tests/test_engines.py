@@ -606,6 +606,14 @@ def test_where_nothing_else_is_left_it_runs_eagerly() -> None:
     assert not said("qwen3-8b", "8.6GiB", 3000, **given, enforce_eager=True).may_fail
 
 
+def test_a_profile_run_takes_the_longest_video_that_a_prompt_holds() -> None:
+    """0.23 of a 7B at 128,000 tokens, 17.4 GiB of a card of 80 GB: the cache would have -14.28 GiB."""
+    given = (("0.10.2", 128000), ("0.23.0", 32768), ("0.23.0", 128000))
+    sizes = [said("qwen2.5-vl-7b", "l4-24gb", length, engine_version=each).activation_bytes for each, length in given]
+    assert sizes[0] < sizes[1] < sizes[2] / 3
+    assert not said("qwen2.5-vl-7b", CARD, 128000, engine_version="0.23.0", gpu_memory_utilization=0.3).starts
+
+
 def test_a_profile_run_holds_its_images_and_what_the_tower_made_of_them() -> None:
     assert pixel_bytes(engine("qwen2.5-vl-7b")) == 65536 * 14 * 14 * 3 * 2 * 2
     each, taps = 2048 * 2, 16384 * 2048 * 2 * 3  # three taps

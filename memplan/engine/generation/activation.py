@@ -39,14 +39,17 @@ CHECKED, IN_CHUNKS = 2 + 2 * FP32, (0, 27, 0)
 whose second runner checks few at once (vllm-project/vllm/pull/48630)."""
 OF_TRITON = ("none", "fp8", "int8-channels")
 """Formats whose experts Triton's kernels multiply: Marlin's of four bits have buffers of their own, and FP4's."""
-PATCHES = 65536
-"""Of the largest image of a processor without a limit (Qwen2-VL)."""
+PATCHES, OF_VIDEOS, FRAMES = 65536, ("qwen2_vl", "qwen2_5_vl"), 14
+"""Of the largest image of a processor without a limit (Qwen2-VL), and of each two frames of a video where these are as
+large, of which the profile run takes as many as a prompt holds (vllm 0.13 v1/worker/gpu_model_runner.py:
+_get_mm_dummy_batch; model_executor/models/qwen2_vl.py: get_num_frames_with_most_features): 0.23 said of a 7B at 128,000
+tokens and a share of 0.22 of 80 GB "-14.28 GiB"."""
 ITEMS = 32_768
 """Tokens of such an image and of a video of one frame, which V0's profile run takes whole since 0.8.3 (vllm 0.8.4
 multimodal/profiling.py: get_decoder_dummy_data; up to 0.8.2 it leaves them out where a forward is shorter)."""
 VIDEO, AS_LONG_AS_ASKED = 153_600, (0, 11, 1)
 """Tokens of Qwen3-VL's longest video, which vLLM 0.11.0 makes room for whatever max_model_len is (vllm issues/27992),
-and the version since which it does not."""
+and the version since which a video is as long as that, before as a forward."""
 
 
 def activation_bytes(of: Generator, era: Era) -> int:
@@ -76,7 +79,7 @@ def _whole_items(of: Generator, era: Era) -> bool:
     in fp32, as does what a layer's last product reads, which is not compiled (vllm 0.8.4
     model_executor/models/qwen2_5_vl.py: forward, _validate_and_reshape_mm_tensor)."""
     tower, short = of.model.tower, of.max_num_batched_tokens < ITEMS and version_of(of.version) < (0, 8, 3)
-    return era.whole_prompts and not short and tower is not None and bool(_largest(tower.rule))
+    return era.whole_prompts and not short and tower is not None and bool(_largest(of, tower.rule))
 
 
 def layer_bytes(layer: Layer, of: Generator, tokens: int) -> int:
@@ -149,11 +152,14 @@ def vision_bytes(of: Generator) -> int:
 def _patches(of: Generator, rule: "ImageRule") -> int:
     """Of a profile run's images."""
     each = (rule.side // rule.patch) ** 2 + rule.extra_patches if rule.tokens else rule.merge**2
-    return max(of.max_num_batched_tokens * each // max(rule.tokens, 1), _largest(rule))
+    return max(of.max_num_batched_tokens * each // max(rule.tokens, 1), _largest(of, rule))
 
 
-def _largest(rule: "ImageRule") -> int:
-    return PATCHES if rule.kind == "smart-resize" else 0
+def _largest(of: Generator, rule: "ImageRule") -> int:
+    """Patches of the largest image or video."""
+    longest = of.max_num_batched_tokens if version_of(of.version) < AS_LONG_AS_ASKED else of.max_model_len
+    images = min(longest * rule.merge**2 // PATCHES, FRAMES // 2) if of.model.family in OF_VIDEOS else 1
+    return PATCHES * max(images, 1) if rule.kind == "smart-resize" else 0
 
 
 def pixel_bytes(of: Generator) -> int:
@@ -170,7 +176,7 @@ def feature_bytes(of: Generator) -> tuple[int, int]:
     tower = of.model.tower
     if tower is None:
         return 0, 0
-    tokens = max(of.max_num_batched_tokens, _largest(tower.rule) // tower.rule.merge**2)
+    tokens = max(of.max_num_batched_tokens, _largest(of, tower.rule) // tower.rule.merge**2)
     each = of.model.hidden_size * of.itemsize
     taps = 0 if tower.crossed else len(tower.taps)
     room = max(tokens, VIDEO) if taps and version_of(of.version) < AS_LONG_AS_ASKED else tokens

@@ -53,7 +53,14 @@ def pinned(path: str, package: str) -> tuple[str, str]:
     return (last, f"{whose} (transformers {beneath})") if last else ("", "")
 
 
-NEEDED_BY_TRL = (("4.46", "0.11"), ("4.50", "0.17"), ("4.51", "0.18"), ("4.53", "0.19"), ("4.55", "0.20"), ("4.56", "0.22"))
+NEEDED_BY_TRL = (
+    ("4.46", "0.11"),
+    ("4.50", "0.17"),
+    ("4.51", "0.18"),
+    ("4.53", "0.19"),
+    ("4.55", "0.20"),
+    ("4.56", "0.22"),
+)
 """Below this transformers, the last TRL that installs with it (trl 0.12 to 0.23 setup.py, setup.cfg)."""
 
 
