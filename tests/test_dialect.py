@@ -579,6 +579,7 @@ def test_grpo_over_images_of_a_programs_own_counts_a_group_and_every_logit() -> 
     assert "at most" in found.text
     rows = check(f"{R1_V} 2 --image_root x", "src/open_r1/grpo_rec.py").job
     assert (rows["batch_size"], rows["trainer_version"]) == (2, "0.17")
+    assert check(f"{R1_V} 2 --num_generations 4", "src/open_r1/grpo.py").job["batch_size"] == 8  # of two prompts
 
 
 def test_a_deepspeed_file_that_is_not_here_offloads_nothing_at_most() -> None:

@@ -343,6 +343,13 @@ def test_search_r1_joins_its_turns_behind_the_prompt(tmp_path: Path) -> None:
 SEES = RL.replace("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-VL-3B-Instruct")
 
 
+@pytest.mark.parametrize(("more", "rests"), [("", True), ("trainer.use_v1=True", False)])
+def test_a_tower_rests_in_the_workers_before_the_engine_of_0_9(tmp_path: Path, more: str, rests: bool) -> None:
+    job = read(tmp_path, f"{SEES} {more} actor_rollout_ref.actor.freeze_vision_tower=True").job
+    assert list(job.freeze) == (["vision_tower", "multi_modal_projector"] if rests else [])
+    assert bool(job.fsdp and job.fsdp.use_orig_params) == rests
+
+
 def test_images_are_bounded_by_the_prompt(tmp_path: Path) -> None:
     found = read(tmp_path, SEES)
     assert found.job.images is not None

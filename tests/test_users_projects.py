@@ -380,6 +380,13 @@ def test_a_model_that_the_program_has_on_its_card_beside_the_trainers(beside: st
     assert found == ([row] if counted else [])
 
 
+@pytest.mark.parametrize(("more", "said"), [("", True), (", load_in_4bit=False", False)])
+def test_a_second_model_of_unsloths_is_of_few_bits_where_nothing_says(more: str, said: bool) -> None:
+    load = f"judge, words = FastLanguageModel.from_pretrained('Qwen/Qwen2.5-1.5B'{more})"
+    found = checked("train.py", BESIDE.format(beside=f"from unsloth import FastLanguageModel\n{load}"))
+    assert ("of few bits on the card" in str(found.unread)) == said
+
+
 @pytest.mark.parametrize(
     ("loads", "said"),
     [

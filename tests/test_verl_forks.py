@@ -588,6 +588,12 @@ def test_the_defaults_of_an_easy_r1_beside_are_its_own(tmp_path: Path) -> None:
     assert (own.padded, own.rollout.gpu_memory_utilization, own.method) == (True, 0.5, "rloo")
 
 
+def test_an_easy_r1_that_searches_joins_its_turns(tmp_path: Path) -> None:
+    text = OLD.replace("data: {", "retriever: {max_turns: 3}\ndata: {max_start_length: 1024, max_obs_length: 512, ")
+    job = read(tmp_path, text, "config.yaml").job
+    assert (job.sequence_length, job.completion_length) == (1024 + 512, 512)
+
+
 def test_a_copy_of_openrlhf_evaluates_by_a_batch_of_its_own(tmp_path: Path) -> None:
     sft = "deepspeed --module openrlhf.cli.train_sft --pretrain Qwen/Qwen2.5-0.5B --max_len 512 --bf16 --flash_attn"
     found = read(tmp_path, f"{sft} --micro_train_batch_size 1 --micro_eval_batch_size 4", num_gpus=8)
@@ -703,7 +709,8 @@ def test_search_r1_s_padded_rows_are_no_more_than_its_completions(tmp_path: Path
     assert (told.job.batch_size, told.job.logprob_token_budget, told.unread) == (4, 4096, ())
 
 
-def test_a_program_s_own_config_has_what_its_command_says_nothing_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ['"configs"', 'str(Path(__file__).parent / "configs")', "str(CONFIGS)"])
+def test_a_program_s_own_config_has_what_its_command_says_nothing_of(tmp_path: Path, place: str) -> None:
     """A command with no setting of verl's groups: what trains is the config of the program's ``@hydra.main``."""
     (tmp_path / "README.md").write_text("")
     (tmp_path / "configs").mkdir()
@@ -712,7 +719,10 @@ def test_a_program_s_own_config_has_what_its_command_says_nothing_of(tmp_path: P
         "data: {max_prompt_length: 512, max_response_length: 512}\njudge: {model_path: Qwen/Qwen2.5-7B}\n"
         "actor_rollout_ref:\n  model: {path: Qwen/Qwen2.5-0.5B}\n  actor: {ppo_micro_batch_size_per_gpu: 4}\n"
     )
-    (tmp_path / "start.py").write_text('@hydra.main(config_path="configs", config_name="mine", version_base=None)\n')
+    named = 'CONFIGS = Path(__file__).resolve().parents[0] / "configs"\n'
+    (tmp_path / "start.py").write_text(
+        f'{named}@hydra.main(version_base="1.1", config_path={place}, config_name="mine")\n'
+    )
     found = read(tmp_path, "python3 start.py trainer.experiment_name=actor_rollout_ref.actor.x", num_gpus=8)
     assert (found.job.model, found.job.method, found.job.batch_size) == ("Qwen/Qwen2.5-0.5B", "grpo", 4)
     assert deciding(found) == {"judge.model_path": "model"}

@@ -59,7 +59,24 @@ def over_others(document: Document, draft: Draft) -> Settings:
     return Settings(document.path, referred(building.values, building.values, 0), building.lines, "", building.paths)
 
 
-_MAIN = re.compile(r"@hydra\.main\(([^)]*)\)")
+_MAIN = re.compile(r"@hydra\.main\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
+_QUOTED = re.compile(r"[\"']([^\"']*)[\"']")
+
+
+def main_of(text: str) -> tuple[str, str]:
+    """Folder and name of the config of a program's ``@hydra.main``; of a folder that is a path, or a name of one, the
+    words that it is made of (``Path(__file__).parent / "config"``)."""
+    found = _MAIN.search(text)
+    parts = re.split(r"\b(\w+)\s*=", found.group(1)) if found else []
+    said = dict(zip(parts[1::2], parts[2::2], strict=True))
+    place = said.get("config_path", "")
+    words = _QUOTED.findall(place)
+    if not words:
+        named = re.findall(r"\w+", place)
+        given = re.search(rf"^\s*{named[-1]}\s*=(.*)$", text, re.MULTILINE) if named else None
+        words = _QUOTED.findall(given.group(1)) if given else []
+    name = _QUOTED.search(said.get("config_name", ""))
+    return "/".join(words), name.group(1) if name else ""
 
 
 @lru_cache(maxsize=8)
@@ -67,11 +84,10 @@ def of_program(path: str, program: str, folder: str, name: str) -> Settings | No
     """The config of a program of the project around a script (the program as ``program_at`` has it), nested: the one
     that a command names, else the one of its ``@hydra.main``; None where it is not here."""
     script = Settings(path, {})
-    main = _MAIN.search(open_reference(script, "program", program).text)
-    said = dict(re.findall(r"(config_\w+)\s*=\s*[\"']([^\"']*)[\"']", main.group(1))) if main else {}
+    place, usual = main_of(open_reference(script, "program", program).text)
     building = _Building(script, posixpath.dirname(program))
-    name = name or said.get("config_name", "")
-    folders = dict.fromkeys((folder.removeprefix("file://"), said.get("config_path", "")))
+    name = name or usual
+    folders = dict.fromkeys((folder.removeprefix("file://"), place))
     root = next(filter(None, (building.root(each, name) for each in folders)), None) if name else None
     if root is None:
         return None

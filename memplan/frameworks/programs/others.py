@@ -97,7 +97,7 @@ def _on_card(model: Thing) -> bool:
     if device is not None:
         return not str(plain(whole)).startswith(("cpu", "meta", "False", "-1"))
     class_ = str(model.values.get("class"))
-    return class_.startswith("Fast") or class_ in LOADS or any(truth(model.values.get(key)) for key in BITS)
+    return class_.startswith("Fast") or class_ in LOADS or _of_few_bits(model)
 
 
 def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
@@ -125,11 +125,17 @@ def put_others(trainer: Thing, old: bool, draft: Draft) -> None:
         precision = next((DTYPES[each] for each in dtypes if each in DTYPES), "")
         precision = precision or ("fp32" if old or holds_fp32({"model": name}) else "bf16")
         row = {"role": role, "model": name, "precision": precision}
-        if any(truth(model.values.get(key)) for key in BITS):
+        if _of_few_bits(model):
             row["precision"] = "bf16"
             draft.bound("model", where, "a second model of few bits on the card is counted in bf16", "quantisation")
         draft.values["extra_models"] = [*draft.values.get("extra_models", ()), row]
         draft.origins.setdefault("extra_models", Origin(FILE, f"{where}: a second model on the card"))
+
+
+def _of_few_bits(model: Thing) -> bool:
+    """Whether it is loaded so; Unsloth does that unless it is told (models/loader.py: load_in_4bit)."""
+    fast = str(model.values.get("class")).startswith("Fast") and "load_in_4bit" not in model.values
+    return fast or any(truth(model.values.get(key)) for key in BITS)
 
 
 def _written(name: Any) -> str:

@@ -35,15 +35,14 @@ def of_images(settings: Settings, draft: Draft, program: str) -> str:
 
 
 def count_group(keys: Keys, sign: str) -> None:
-    """All answers to a prompt at once, and logits of the prompt too. With one prompt a card they are a group's; more
-    are the rows themselves, as VLM-R1 has them since its sampler repeats prompts."""
+    """All answers to each prompt at once, and logits of the prompt too. More rows than one are answers where VLM-R1's
+    sampler repeats prompts; they are prompts in R1-V and its copies."""
     keys.skip(*OF_VLM_R1, *PIXELS, "task_type", "reward_method", "val_split_ratio")
     draft, group, path = keys.draft, keys.whole("num_generations", 8), keys.settings.path
-    rows = int(draft.said.get("batch_size") or 1)
-    if rows == 1 and sign not in OF_ROWS and "batch_size" not in draft.given:
-        rows = group
+    if sign not in OF_ROWS and (draft.said.get("batch_size", 1) == 1 or sign not in OF_VLM_R1):
         every_answer(path, group, draft)
     every_token(path, draft)
+    rows = draft.said.get("batch_size", 1)
     why = f"GRPO over images of the program's own: {rows} answers at once and every token's logits are counted"
     draft.bound(sign, keys.settings.where(sign), why, "batch")
 

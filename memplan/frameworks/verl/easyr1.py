@@ -39,8 +39,8 @@ QUIET = re.compile(
 )
 """Groups that the update's memory does not feel, but for what is read of them."""
 KEPT = words(
-    """data.max_prompt_length data.max_response_length trainer.n_gpus_per_node trainer.nnodes trainer.val_only
-    algorithm.adv_estimator worker.rollout.limit_images"""
+    """data.max_prompt_length data.max_response_length data.max_start_length data.max_obs_length trainer.n_gpus_per_node
+    trainer.nnodes trainer.val_only algorithm.adv_estimator worker.rollout.limit_images"""
 )
 OF_CLASS = pairs_of(_PARTS["of-class"])
 """Where the fields of its classes of settings stand."""

@@ -6,9 +6,12 @@ trainer/config/rollout/rollout.yaml, workers/config/model.py."""
 
 from memplan.frameworks.base import Keys
 from memplan.frameworks.common.fsdp_keys import put_inner
+from memplan.frameworks.common.image_bounds import IMAGES
 from memplan.frameworks.files.documents import Settings
 from memplan.frameworks.own_words.names import bound_images
 from memplan.frameworks.verl.asking import known
+from memplan.frameworks.verl.keys import ACTOR
+from memplan.tables.trainer import version_key
 
 
 def ulysses(keys: Keys, *places: str) -> int:
@@ -79,9 +82,19 @@ def read_switches(keys: Keys, at: str, engine: str) -> None:
         keys.warn("trainer.use_legacy_worker_impl", "the update is counted as the engine of 0.9 runs it")
     if keys.draft.values.get("sharding") in ("fsdp", "fsdp2"):
         _dtypes(keys, f"{engine}mixed_precision")
-        if keys.draft.values["sharding"] == "fsdp" and keys.has(f"{engine}use_orig_params"):
-            key = f"{engine}use_orig_params"
-            put_inner(keys, "fsdp", "use_orig_params", keys.flag(key), key)
+        for key in (f"{engine}use_orig_params", *_freeze(keys, f"{ACTOR}freeze_vision_tower")):
+            if keys.draft.values["sharding"] == "fsdp" and keys.has(key):
+                put_inner(keys, "fsdp", "use_orig_params", keys.flag(key), key)
+
+
+def _freeze(keys: Keys, key: str) -> tuple[str, ...]:
+    """A tower with its projector, which Qwen's ``visual`` is, rests in the workers of FSDP until 0.8; the engine of 0.9
+    has the setting and leaves it alone. The key, where it does."""
+    old = version_key(keys.draft.facts["verl"]) < version_key("0.9")
+    if not (old and keys.is_on(key) and IMAGES in keys.draft.finishers):
+        return ()
+    keys.put("freeze", ["vision_tower", "multi_modal_projector"], key)
+    return (key,)
 
 
 def _names(settings: Settings, what: str) -> bool:
