@@ -282,3 +282,15 @@ def test_experts_in_gptq_are_without_the_order_of_their_inputs() -> None:
     """15.6841 GiB on a 3090 (github.com/vllm-project/vllm/issues/17327)."""
     found = weights_bytes(engine("qwen3-30b-a3b", "0.8.5", quantization="gptq"))
     assert found == pytest.approx(15.6841 * 2**30, rel=0.0005)
+
+
+def test_on_amd_rows_of_experts_are_set_apart() -> None:
+    """Of 4,096 and 1,536 bytes each, 256 more, in versions that do not undo it."""
+    job: dict[str, Any] = {"model": "qwen3-30b-a3b", "method": "generate", "gpu": "mi300x-192gb"}
+    sizes = [
+        estimate({**job, "rollout": {"engine": "vllm", "engine_version": version, "max_model_len": 8192}}).engine
+        for version in ("0.19.0", "0.22.0", "0.28.0")
+    ]
+    first, undone, last = (each.weights_bytes for each in sizes if each)
+    rows = 48 * 128 * (2 * 768 + 2048)
+    assert first - undone == last - undone == rows * 256

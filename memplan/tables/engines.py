@@ -75,6 +75,8 @@ class Era(NamedTuple):
     strands: bool = False
     """Where it can sleep, weights that loading replaces (for a kernel's layout, or quantised there) stay in its pool as
     PyTorch's, so that the cache is given their place a second time."""
+    sets_apart: bool = True
+    """On AMD's cards rows of experts in 16 bits are set apart (``formats.py``), which 0.20 to 0.24 undo."""
     expandable_sleeps: bool = False
     """Sleep works under expandable_segments; else an assertion fails. Before 0.7 it is the trainer's own."""
     loads: Literal["blocks", "unsplit", "segments"] = "blocks"

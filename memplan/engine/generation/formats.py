@@ -14,10 +14,15 @@ GROUP = 128
 """Weights of a scale in four bits where a format says no other; and the side of the block that shares an fp32 scale."""
 MXFP4_GROUP, NVFP4_GROUP = 32, 16
 APART = 512
-"""Rows of so many bytes, or a multiple, are set apart by half as many on AMD's cards (vllm 0.20
-layers/quantization/utils/fp8_utils.py: _maybe_pad_fp8_weight, where VLLM_ROCM_FP8_PADDING is not off)."""
 OWN_FORMATS = texts_by_name(__file__)
 """Formats of checkpoints that are served as they are, by ``quant_method``, with the scheme where it has several."""
+
+
+def set_apart(size: int) -> int:
+    """Rows of so many bytes, set apart by 256 on AMD's cards where they are a multiple of 512 (vllm 0.20
+    layers/quantization/utils/fp8_utils.py: _maybe_pad_fp8_weight; 0.8 to 0.33 layers/fused_moe: _maybe_pad_weight, of
+    experts in 16 bits; where VLLM_ROCM_FP8_PADDING and VLLM_ROCM_MOE_PADDING are not off)."""
+    return size + (size % APART == 0) * APART // 2
 
 
 def _symmetric(rows: int, columns: int, group: int) -> tuple[int, ...]:
@@ -38,7 +43,7 @@ FORMATS: dict[str, Callable[[int, int, int], tuple[int, ...]]] = {
     "int4": _symmetric,
     "fp8": lambda rows, columns, _: (rows * columns, ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4),
     "fp8-apart": lambda rows, columns, _: (
-        rows * (columns + (columns % APART == 0) * APART // 2),
+        rows * set_apart(columns),
         ceil_div(rows, GROUP) * ceil_div(columns, GROUP) * 4,
     ),
     "fp8-columns": lambda rows, columns, _: (rows * columns, rows * ceil_div(columns, GROUP) * 2),

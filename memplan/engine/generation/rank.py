@@ -69,6 +69,8 @@ class Rank(NamedTuple):
     """Of experts."""
     ungated: Padding = Padding()
     """Of those without a gate."""
+    sets_apart: bool = False
+    """Rows of experts in 16 bits are set apart."""
     router_itemsize: int = 0
     """Of routers' weights; 0: as the model's class stores them."""
     plain: frozenset[str] = frozenset()

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from memplan.engine.generation.cells import drafting_layer
-from memplan.engine.generation.formats import kernels_of, quantises, served
+from memplan.engine.generation.formats import kernels_of, quantises, served, set_apart
 from memplan.engine.generation.loading import Loads, copied_bytes, loaded_bytes
 from memplan.engine.generation.rank import UNGATED, Rank, Tensors, of_eagle3, of_mxfp4, products, stages_of
 from memplan.spec.generation import Draft, Generator
@@ -108,7 +108,8 @@ def _tensors(of: Generator, architecture: str) -> Iterator[int]:
         rank = rank._replace(padding=of_mxfp4(of.engine, of.version, architecture))
     if rank.format == "nvfp4" and architecture not in (*BEFORE_HOPPER, HOPPER):
         rank = rank._replace(ungated=UNGATED)
-    kernels = kernels_of(of, architecture)
+    apart = of.engine == "vllm" and architecture in ROCM and era_of("vllm", of.version).sets_apart
+    rank, kernels = rank._replace(sets_apart=apart), kernels_of(of, architecture)
     rank = rank._replace(format=kernels.get(rank.format, rank.format))
     table = padded_vocabulary(of) * of.itemsize // of.tensor_parallel
     first, last = table * (spec.embedding_width or spec.hidden_size), table * spec.head.inputs
@@ -278,8 +279,8 @@ def _experts(experts: Experts, rank: Rank) -> Iterator[int]:
         width = round_up(experts.intermediate // rank.tensor_of_experts, inner)
         rows = round_up(outputs, hidden) if down else outputs // experts.intermediate * width
         if not inputs or rank.format == "none":
-            columns = prod(width if down else each for each in inputs)
-            yield count * rows * columns * rank.itemsize
+            size = prod(width if down else each for each in inputs) * rank.itemsize
+            yield count * rows * (set_apart(size) if inputs and rank.sets_apart else size)
             continue
         columns = width if down else round_up(inputs[0], hidden)
         weights, *scales = rank.packed(rows, columns)

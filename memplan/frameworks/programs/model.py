@@ -154,7 +154,9 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
         whole = not _asks_quantised(thing)
         gathered.add("dtype", "float32" if old and whole else "auto", thing.place)
         if whole and not old and not draft.facts["transformers"]:
-            draft.remarks.append(f"{thing.place}: no dtype: the checkpoint's, as transformers 5 loads it; until 4.57 fp32")
+            draft.remarks.append(
+                f"{thing.place}: no dtype: the checkpoint's, as transformers 5 loads it; until 4.57 fp32"
+            )
     _class(thing, trainer, draft)
     read_plan(thing, draft)
     for key in values:
