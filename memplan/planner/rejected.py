@@ -29,15 +29,15 @@ def rejections(searched: Searched) -> tuple[Rejected, ...]:
     return (*rows, *_refused(searched.of.refused))
 
 
-def _least(searched: Searched) -> list[tuple[Candidate, Priced]]:
+def _least(searched: Searched, wanted: int = MISSES) -> list[tuple[Candidate, Priced]]:
     pricing = searched.pricing
-    return nearest(searched.found, pricing, lambda priced: priced.short, MISSES, pricing.misses_by)
+    return nearest(searched.found, pricing, lambda priced: priced.short, wanted, pricing.misses_by)
 
 
 def in_vain(searched: Searched) -> Searched:
-    """Of a search without a plan what is said of it: as many candidates, and few that are kept."""
+    """Of a search without a plan what is said of it (``missed``): as many candidates, and the nearest one alone."""
     of = searched.of._replace(legal=[], outdone=searched.of.outdone + len(searched.of.legal))
-    return searched._replace(of=of, found=replace(searched.found, rejected=_least(searched), ruled_out=[]))
+    return searched._replace(of=of, found=replace(searched.found, rejected=_least(searched, 1), ruled_out=[]))
 
 
 def missed(tried: Iterable[tuple[Searched, tuple[str, ...]]]) -> tuple[Rejected, ...]:

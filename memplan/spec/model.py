@@ -120,7 +120,7 @@ class ModelSpec(Described):
     numbers: tuple[int, ...] = ()
     """Of the others, their numbers among all, where some rest."""
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         """Layers of all runs."""
         return sum(run.count for run in self.runs)
@@ -179,8 +179,8 @@ class ModelSpec(Described):
 
     @cached_property
     def mixers(self) -> tuple[AnyMixer, ...]:
-        """The mixer of each run that has one."""
-        return tuple(run.layer.mixer for run in self.runs if run.layer.mixer is not None)
+        """Those of its layers, in their order, each once."""
+        return tuple(dict.fromkeys(run.layer.mixer for run in self.runs if run.layer.mixer is not None))
 
     @cached_property
     def windows(self) -> frozenset[int | None]:

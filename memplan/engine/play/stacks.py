@@ -18,18 +18,23 @@ from memplan.units import GPU_ROUNDING
 
 
 @lru_cache(maxsize=64)
-def _keeps_dtypes(spec: ModelSpec) -> bool:
-    """Whether some weight has a dtype of its own."""
-    return any(weight.itemsize for weight in model_weights(spec, True))
+def _weights(spec: ModelSpec) -> tuple[bool, bool]:
+    """Whether some weight has a dtype of its own, and whether all of them train where the model does."""
+    found = model_weights(spec, True)
+    return any(weight.itemsize for weight in found), all(weight.trained for weight in found)
 
 
 def _mode_alone(plan: PassPlan) -> Mode:
-    """What of a mode layers read: without a graph nothing is made again; few models have weights of own dtypes."""
-    mode, widths = plan.mode, plan.mode.widths
-    if plan.style == "no-grad":
-        mode = mode._replace(recompute=Recompute(modules=mode.recompute.modules))
-    keeps = mode.numerics.norm_itemsize or not widths.casts_all or _keeps_dtypes(plan.spec)
-    return mode if keeps else mode._replace(widths=widths._replace(casts_all=False))
+    """What of a mode layers read: without a graph nothing is made again; few models have weights of own dtypes; and
+    inputs are saved for weights that train, whatever else asks for them."""
+    mode, graph, (own_dtypes, all_train) = plan.mode, plan.style != "no-grad", _weights(plan.spec)
+    keeps = mode.numerics.norm_itemsize or not mode.widths.casts_all or own_dtypes
+    asks = graph and not (mode.trained and mode.adapter is None and all_train)
+    return mode._replace(
+        recompute=mode.recompute if graph else Recompute(modules=mode.recompute.modules),
+        widths=mode.widths if keeps else mode.widths._replace(casts_all=False),
+        saves_inputs=mode.saves_inputs and asks,
+    )
 
 
 def layers_alone(plan: PassPlan, images: bool) -> tuple[PassPlan, Reached]:

@@ -12,6 +12,7 @@ from memplan.engine.play.notes import InTower
 from memplan.engine.play.sharding import Groups, Measure, Sizes, sizes_of
 from memplan.engine.play.tape import PlayTape
 from memplan.engine.tensors import Weight, layer_weights, marked, tower_in_order
+from memplan.spec.layer import Layer
 from memplan.spec.lora import Adapter
 from memplan.spec.model import ModelSpec
 from memplan.spec.recipe import Recipe
@@ -46,9 +47,15 @@ def policy_units(recipe: Recipe, tape: PlayTape, weights: list[Weight]) -> Fsdp2
     return kind_of(recipe)(rules_of(recipe), tape, policy_groups(recipe, weights, _in_full))
 
 
+def _by_layer(spec: ModelSpec, sized: Callable[[Layer], Sizes]) -> tuple[Sizes, ...]:
+    """Of each layer, once for those that are equal."""
+    found = {layer: sized(layer) for layer in dict.fromkeys(spec.layers())}
+    return tuple(map(found.__getitem__, spec.layers()))
+
+
 def policy_groups(recipe: Recipe, weights: list[Weight], sized: Sized) -> Groups:
     """Their sizes."""
-    adapter, layers = recipe.adapter, list[Sizes]()
+    adapter = recipe.adapter
     shared = recipe.sharding.reshard_after_forward not in (True, False)
     whole = recipe._replace(sharding=recipe.sharding._replace(reshard_after_forward=True)) if shared else recipe
 
@@ -59,9 +66,9 @@ def policy_groups(recipe: Recipe, weights: list[Weight], sized: Sized) -> Groups
         in_forward = unit_of(flat, whole).cast if shared and title == LAYERS else 0
         return sized(flat, lambda each: unit_of(each, recipe), title)._replace(cast=in_forward, alone=alone)
 
-    for run in recipe.model.runs:
-        of_layer = list(marked(layer_weights(run.layer, 1, adapter is None, adapter), run.layer.frozen))
-        layers += [sizes(of_layer, LAYERS)] * run.count
+    layers = _by_layer(
+        recipe.model, lambda of: sizes(list(marked(layer_weights(of, 1, adapter is None, adapter), of.frozen)), LAYERS)
+    )
     parts = parts_of(recipe, weights)
     own = flat_parts(recipe, parts)
     ends = [sizes(part, title) for part, title in zip(own[:3], ENDS, strict=True)]
@@ -74,7 +81,7 @@ def policy_groups(recipe: Recipe, weights: list[Weight], sized: Sized) -> Groups
         ends[2] = ends[2]._replace(each=(), casts=(), cast=0)
     tower = tower_units(recipe, recipe.model, adapter is None, adapter)
     blocks = tuple((place, sizes(unit, TOWER)) for place, unit in tower.items())
-    return Groups(tuple(layers), ends[0], ends[1], ends[2], parts.opens, blocks)
+    return Groups(layers, ends[0], ends[1], ends[2], parts.opens, blocks)
 
 
 def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
@@ -84,19 +91,18 @@ def reference_units(recipe: Recipe, tape: PlayTape, plan: PassPlan) -> Fsdp2:
 
 def reference_groups(recipe: Recipe, plan: PassPlan, sized: Sized) -> Groups:
     """Their sizes."""
-    whole, layers = recipe.sharding.fsdp.reference_whole, list[Sizes]()
+    whole = recipe.sharding.fsdp.reference_whole
 
     def sizes(part: list[Weight], title: str) -> Sizes:
         return sized(
             part, lambda each: frozen_unit(recipe, plan, each), f"the reference's {title.removeprefix('the ')}"
         )
 
-    for run in plan.spec.runs:
-        layers += [sizes([] if whole else list(layer_weights(run.layer, 1, False, None)), LAYERS)] * run.count
+    layers = _by_layer(plan.spec, lambda of: sizes([] if whole else list(layer_weights(of, 1, False, None)), LAYERS))
     ends = [sizes(part, title) for part, title in zip(frozen_parts(recipe, plan.spec)[:3], ENDS, strict=True)]
     tower = {} if whole else tower_units(recipe, plan.spec, False, None)
     blocks = tuple((place, sizes(unit, TOWER)) for place, unit in tower.items())
-    return Groups(tuple(layers), ends[0], ends[1], ends[2], False, blocks)
+    return Groups(layers, ends[0], ends[1], ends[2], False, blocks)
 
 
 def tower_units(recipe: Recipe, spec: ModelSpec, trained: bool, adapter: Adapter | None) -> dict[object, list[Weight]]:

@@ -159,8 +159,11 @@ def casts(recipe: Recipe) -> bool:
 
 
 def keeps_buffers(recipe: Recipe) -> bool:
-    """Whether weights are cast for use and buffers are not: accelerate's FSDP1 casts them too (``buffer_dtype``)."""
-    return gathers(recipe) and casts(recipe) and not (recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.casts)
+    """Whether weights are cast for use and buffers are not: accelerate's FSDP1 casts them too (``buffer_dtype``). State
+    spaces alone read any (``layers/state_space/mamba2.py``)."""
+    read = any(mixer.kind in ("state-space-dual", "both") for mixer in recipe.model.mixers)
+    casts_both = recipe.sharding.name == "fsdp" and recipe.sharding.fsdp.casts
+    return read and gathers(recipe) and casts(recipe) and not casts_both
 
 
 def used_adapter(recipe: Recipe) -> Adapter | None:
