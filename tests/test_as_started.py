@@ -586,7 +586,9 @@ def test_a_config_with_keys_of_a_program_that_is_not_found_says_so() -> None:
         assert found.fits == "yes" and any("without settings of its own" in each for each in found.warnings) is said
 
 
-@pytest.mark.parametrize(("pins", "said"), [("", True), ("transformers==5.1.0\n", False), ("transformers==4.50\n", False)])
+@pytest.mark.parametrize(
+    ("pins", "said"), [("", True), ("transformers==5.1.0\n", False), ("transformers==4.50\n", False)]
+)
 def test_a_dtype_that_nobody_says_is_told_where_the_version_of_transformers_is_not_known(pins: str, said: bool) -> None:
     Path("requirements.txt").write_text(pins)
     Path("train.py").write_text(

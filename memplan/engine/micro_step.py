@@ -45,6 +45,7 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
             stream=4 if recipe.model.residual_fp32 or _is_widened(recipe) else 0,
             product=product_itemsize(recipe.quantised, recipe.numerics.autocast, recipe.model.layers()),
             casts_all=bool(recipe.storage.precision.master),
+            input=recipe.numerics.itemsize if casts_inputs(recipe) else 0,
             output=recipe.numerics.itemsize if casts_outputs(recipe) else 0,
             norms_cast=recipe.quantised is not None and _norms_cast(recipe.model),
         ),
@@ -83,10 +84,10 @@ def with_router_loss(recipe: Recipe, mode: Mode, style: PassStyle) -> Mode:
 
 
 def _is_widened(recipe: Recipe) -> bool:
-    """Whether autocast widens the residual stream to fp32: norms do that stand in it, and the magnitudes by which AltUp
-    scales its streams (modeling_gemma3n.py: ``hidden_states_0**2``), unless FSDP2 casts what each layer is given."""
-    scaled = recipe.sharding.name != "fsdp2" and any(run.layer.form == "streams" for run in recipe.model.runs)
-    return recipe.numerics.autocast > 0 and ((recipe.model.widens_stream and not casts_inputs(recipe)) or scaled)
+    """Whether autocast widens the residual stream to fp32: norms that stand in it do, and AltUp's magnitudes
+    (modeling_gemma3n.py: ``hidden_states_0**2``), unless FSDP2 casts what each layer is given."""
+    widens = recipe.model.widens_stream or any(run.layer.form == "streams" for run in recipe.model.runs)
+    return recipe.numerics.autocast > 0 and widens and not casts_inputs(recipe)
 
 
 def _norms_cast(spec: ModelSpec) -> bool:
@@ -122,8 +123,7 @@ def layers_plan(
     gradients: GradientMode = "keep",
     recompute: Recompute | None = None,
 ) -> PassPlan:
-    """The same but for the loss and what a sharding gathers: all that decides what its layers keep. ``recompute``: see
-    ``policy_mode``."""
+    """The same but for the loss and what a sharding gathers. ``recompute``: see ``policy_mode``."""
     checkpoint: PassStyle = (
         ("reentrant" if recipe.checkpointing.reentrant else "checkpoint") if recipe.checkpointing.layers else "plain"
     )

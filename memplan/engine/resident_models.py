@@ -57,6 +57,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         widths=Widths(
             stream=4 if recipe.numerics.autocast and recipe.model.widens_stream and not cast else 0,
             product=product_itemsize(quantised, recipe.numerics.autocast, recipe.model.layers()),
+            input=itemsize if cast else 0,
             output=itemsize if cast and casts_outputs(recipe) else 0,
         ),
         router=RouterLogits(

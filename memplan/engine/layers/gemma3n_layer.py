@@ -39,7 +39,8 @@ def stacked(p: Pass, spec: ModelSpec, held: list[Tensor]) -> Tensor:
         made = project(p, x, linear, "h", STREAMS, quantised=False)
         streams.append(to_magnitude(p, made, target, x.itemsize))
     held += [made, *streams, target]
-    return stack(p.tape, streams)
+    whole = stack(p.tape, streams)
+    return ops.cast(p.tape, whole, p.mode.widths.input or whole.itemsize, STREAMS)
 
 
 def averaged(p: Pass, spec: ModelSpec, inputs: list[Tensor], held: list[Tensor]) -> Tensor:

@@ -33,6 +33,8 @@ class Widths(NamedTuple):
     """The residual stream where narrower than the weights: behind autocast's convolution over patches."""
     casts_all: bool = False
     """DeepSpeed: no weight keeps a dtype of its own."""
+    input: int = 0
+    """What FSDP2 casts to what a layer is given (``MixedPrecisionPolicy.cast_forward_inputs``)."""
     output: int = 0
     """What FSDP2 casts to what a layer gives back (``MixedPrecisionPolicy.output_dtype``)."""
     norms_cast: bool = False
