@@ -219,7 +219,9 @@ def kernel(p: Pass, mixer: LatentAttention, itemsize: int) -> str:
 
 
 def fused(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_dim: Dim) -> Tensor:
-    """``scaled_dot_product_attention``; a mask becomes a bias, and flash's output is copied into another layout."""
+    """``scaled_dot_product_attention``; a mask becomes a bias, and flash's output is copied into another layout. The
+    kernel itself is given values as wide as queries, and what it gives is cut (transformers 5.24
+    ``integrations/flash_attention.py``)."""
     tape = p.tape
     if p.mode.context > 1:
         return ring_attention(p, q, k, v, p.dim("H", mixer.num_heads), out_dim)
@@ -227,8 +229,13 @@ def fused(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     if chosen == "efficient" and (p.mode.padded or mixer.indexed):
         bias = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
-    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), out_dim, bias, unpads=p.mode.unpads)
-    return ops.copy(tape, out, "attention output") if chosen == "flash" else out
+    statistics, wide = p.dim("H", mixer.num_heads), q.dim
+    if chosen != "flash" or wide.elements == out_dim.elements:
+        out = fused_attention(tape, q, k, v, statistics, out_dim, bias, unpads=p.mode.unpads)
+        return ops.copy(tape, out, "attention output") if chosen == "flash" else out
+    padded = tape.new(wide, v.itemsize, "values as wide as queries", tape.node((v,), (), ops.own(v)))
+    out = fused_attention(tape, q, k, padded, statistics, wide, unpads=p.mode.unpads)
+    return ops.copy(tape, ops.view(tape, out, out_dim, whole=False), "attention output")
 
 
 def eager(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_dim: Dim) -> tuple[Tensor, Tensor]:
