@@ -229,13 +229,14 @@ def fused(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_
     if chosen == "efficient" and (p.mode.padded or mixer.indexed):
         bias = tape.new(Dim("T·s", p.tokens * p.length), tape.autocast or q.itemsize, "attention bias")
     q, k, v = (ops.autocast_input(tape, x) for x in (q, k, v))
-    statistics, wide = p.dim("H", mixer.num_heads), q.dim
-    if chosen != "flash" or wide.elements == out_dim.elements:
-        out = fused_attention(tape, q, k, v, statistics, out_dim, bias, unpads=p.mode.unpads)
-        return ops.copy(tape, out, "attention output") if chosen == "flash" else out
-    padded = tape.new(wide, v.itemsize, "values as wide as queries", tape.node((v,), (), ops.own(v)))
-    out = fused_attention(tape, q, k, padded, statistics, wide, unpads=p.mode.unpads)
-    return ops.copy(tape, ops.view(tape, out, out_dim, whole=False), "attention output")
+    given = out_dim
+    if chosen == "flash" and q.dim.elements != out_dim.elements:
+        given = q.dim
+        v = tape.new(given, v.itemsize, "values as wide as queries", tape.node((v,), (), ops.own(v)))
+    out = fused_attention(tape, q, k, v, p.dim("H", mixer.num_heads), given, bias, unpads=p.mode.unpads)
+    del q, k, v  # casts and what was filled up are locals of flash_attention_forward
+    out = ops.view(tape, out, out_dim, whole=given is out_dim)
+    return ops.copy(tape, out, "attention output") if chosen == "flash" else out
 
 
 def eager(p: Pass, mixer: LatentAttention, q: Tensor, k: Tensor, v: Tensor, out_dim: Dim) -> tuple[Tensor, Tensor]:
