@@ -1,17 +1,21 @@
 """Traces of one of many ranks, of jobs drawn at random: truth that nobody looked at while the engine was written.
 
-As ``unseen.py`` draws jobs of one GPU, this draws jobs of 2 to 64 under DDP, FSDP1 and FSDP2: families of every kind
-with real widths and few layers, methods, trainers and thus wrappings, dtypes of reductions, resharding (by a number
-too), hybrid sharding, original parameters or flat ones, prefetches, CPU offload, accumulation with and without
-synchronisation, adapters of every kind, evaluations, checkpointing, pair methods and their schedules.
+As ``unseen.py`` draws jobs of one GPU, this draws jobs of 2 to 64 under DDP, FSDP1 and FSDP2, and with ``--plans`` of
+2 to 8 under transformers' plans of tensor parallelism: families of every kind with real widths and few layers, methods,
+trainers and thus wrappings, dtypes of reductions, resharding (by a number too), hybrid sharding, original parameters or
+flat ones, prefetches, CPU offload, accumulation with and without synchronisation, adapters of every kind, evaluations,
+checkpointing, pair methods and their schedules.
 
     python benchmarks/unseen_ranks.py --seed 11 -n 200 --output ranks-11.json        needs memplan[trace]
+    python benchmarks/unseen_ranks.py --plans --seed 11 -n 50 --output plans-11.json
     memplan accuracy ranks-11.json
 """
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from unseen import ADAPTERS, LATELY, LOOPS, PAIRS, RARELY, VERSIONS, cut, main, models, traceable
@@ -48,11 +52,15 @@ FSDP1: dict[str, tuple[Any, ...]] = {
 }
 SELDOM = 1 / 8
 """How often a job has an evaluation, CPU offload, a longer completion; one of each key of ``RARELY`` half as often."""
+COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+"""Products of which each rank has some columns: PEFT 0.21 stops at adapters beside the others."""
 LARGEST_TOKENS = 8192
 LAYERS = (2, 3, 4, 5)
 
 
-def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]]]]) -> tuple[str, dict[str, Any]]:
+def draw(
+    rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]]]], plans: bool = False
+) -> tuple[str, dict[str, Any]]:
     """A model's name, and a job with every choice left to chance."""
     families = [name for name in LATELY if name in catalogue] if rng.random() < 0.25 else sorted(catalogue)
     name, config = rng.choice(catalogue[rng.choice(families)])
@@ -76,8 +84,20 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
         job["pair_pass"] = rng.choice(
             ("concatenated", "concatenated", "concatenated", "two-forward", "split", "gradcache")
         )
-    job |= {"ddp": replicated, "fsdp": flat, "fsdp2": sharded}[job["sharding"]](rng, job["num_gpus"])
+    how = {"ddp": replicated, "fsdp": flat, "fsdp2": sharded}[job["sharding"]]
+    job |= (by_plan if plans else how)(rng, job["num_gpus"])
     return name, {key: value for key, value in job.items() if value is not None}
+
+
+def by_plan(rng: random.Random, ranks: int) -> dict[str, Any]:
+    """transformers' plans: the Trainer's and TRL's, of adapters those beside products that are cut by columns."""
+    keys: dict[str, Any] = {"sharding": "none", "num_gpus": (count := rng.choice((2, 4, 8))), "tensor_parallel": count}
+    keys |= {
+        "trainer": rng.choice(("transformers", "trl")),
+        "method": rng.choice(("sft", "sft", "dpo", "kto", "reward")),
+    }
+    lora = rng.choice((None, {"r": rng.choice((8, 64)), "dtype": rng.choice(("fp32", "bf16"))}))
+    return keys | {"trainer_version": None, "attention": "sdpa", "lora": lora and lora | {"targets": list(COLUMNS)}}
 
 
 def replicated(rng: random.Random, ranks: int) -> dict[str, Any]:
@@ -115,19 +135,23 @@ def sharded(rng: random.Random, ranks: int) -> dict[str, Any]:
     return keys | ({"fsdp": settings} if settings else {})
 
 
-def jobs(seed: int, count: int, refused: Counter[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def jobs(
+    seed: int, count: int, refused: Counter[str], plans: bool = False
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(id, model's name, job), none of which is refused. Images and encoders are seen on one GPU."""
     rng, catalogue, made = random.Random(seed), models(), 0
     while made < count:
-        name, job = draw(rng, catalogue)
+        name, job = draw(rng, catalogue, plans)
         reason = traceable(job)
         if job["batch_size"] * job["sequence_length"] > LARGEST_TOKENS:
             reason = "too many tokens"
         refused[reason] += 1
         if not reason:
             made += 1
-            yield f"ranks-{seed}-{made:03}", name, job
+            yield f"{'plans' if plans else 'ranks'}-{seed}-{made:03}", name, job
 
 
 if __name__ == "__main__":
-    main(__doc__, jobs)
+    if plans := "--plans" in sys.argv:
+        sys.argv.remove("--plans")
+    main(__doc__, partial(jobs, plans=plans))

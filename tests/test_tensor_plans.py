@@ -25,22 +25,40 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 TWO, FULL = {"num_gpus": 2, "tensor_parallel": 2}, {"gradient_checkpointing": "full"}
 FOUR = {"num_gpus": 4, "tensor_parallel": 4}
+TIED = {"model": MODEL | {"tie_word_embeddings": True}}
+EXPERTS = {
+    "model_type": "qwen3_moe", "moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+SHARED = {
+    "model_type": "glm4_moe", "moe_intermediate_size": 256, "num_experts_per_tok": 2, "n_routed_experts": 8,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+LORA = {"lora": {"r": 8, "targets": ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]}}
+DPO = TWO | {"trainer": "trl", "method": "dpo", "loss_head": "selective"}
 TRACED = [
     ({}, (109882880, 114060288, 39901696)),
-    (TWO, (76525056, 80702464, 22075904)),
-    (FOUR, (59846144, 64023552, 13163008)),
-    (TWO | FULL, (41823744, 46001152, 22075904)),
-    (FOUR | FULL | {"sequence_length": 2048}, (110956032, 127667200, 13212160)),
-    (TWO | {"precision": "bf16-amp"}, (109634560, 112763392, 44114432)),
-    (TWO | {"trainer": "trl", "loss_head": "cross-entropy"}, (41831936, 46009344, 22075904)),
-    (TWO | {"trainer": "trl", "method": "reward"}, (27663872, 43183104, 19997184)),
-    (
-        TWO | {"trainer": "trl", "method": "dpo", "loss_head": "selective", "reference": "precomputed"},
-        (50241024, 92077568, 22092288),
-    ),
+    (TWO, (74952192, 79129600, 21027328)),
+    (FOUR, (57486848, 61664256, 11065856)),
+    (TWO | {"gradient_accumulation_steps": 2}, (80461824, 84639744, 21027328)),
+    (TWO | FULL, (40250880, 44428288, 21027328)),
+    (FOUR | FULL | {"sequence_length": 2048}, (108596736, 125307904, 11115008)),
+    (TWO | {"precision": "bf16-amp"}, (106488832, 109617664, 42017280)),
+    (TWO | {"trainer": "trl", "loss_head": "cross-entropy"}, (40259072, 44436480, 21027328)),
+    (TWO | {"trainer": "trl"}, (87880704, 92044288, 21027328)),  # ``weight.full_tensor()`` of the head
+    (TWO | {"trainer": "trl", "method": "reward"}, (26091008, 41610240, 18948608)),
+    (DPO | {"reference": "precomputed"}, (48668160, 90504704, 21043712)),
+    (DPO, (75412480, 100471808, 31010816)),  # a reference that is whole on each rank
+    (TWO | TIED, (73378816, 77556224, 17881088)),
+    (TWO | TIED | FULL | {"gradient_accumulation_steps": 2}, (43138560, 47316480, 17881088)),
+    (TWO | {"model": MODEL | EXPERTS}, (89683456, 93860864, 33696256)),
+    (FOUR | {"model": MODEL | EXPERTS, "precision": "bf16-amp"}, (104819712, 107948544, 34828800)),
+    (TWO | {"model": MODEL | SHARED}, (89910272, 94087680, 32928256)),
+    (TWO | LORA, (62782464, 66423296, 6333952)),
+    (DPO | FOUR | LORA | FULL, (51624960, 76684288, 3532288)),
 ]
-"""memplan trace with transformers 5.24 on torch 2.13's fake tensors and ranks, the embedding left whole: forward,
-backward and step in bytes."""
+"""memplan trace with transformers 5.24 and PEFT 0.21 on torch 2.13's fake tensors and ranks: forward, backward and step
+in bytes. A rank's own rows and columns of the embedding, which its lookup's gradient has all of, and of the head."""
 
 
 def of(**keys: Any) -> Report:
@@ -51,16 +69,17 @@ def of(**keys: Any) -> Report:
 def test_it_is_what_transformers_holds(job: dict[str, Any], traced: tuple[int, ...]) -> None:
     phases = of(**job).per_gpu.phases
     for name, size in zip(("forward", "backward", "step"), traced, strict=True):
-        assert phases[name] / size == pytest.approx(1, abs=2e-3)
+        assert phases[name] / size == pytest.approx(1, abs=25e-4)
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_a_part_is_divided_and_the_rest_is_not(ranks: int) -> None:
-    """Of 8B in bf16: products over all ranks, embedding and norms on each; activations of the stream stay whole."""
+@pytest.mark.parametrize(("ranks", "version"), [(2, None), (4, "5.14"), (8, None)])
+def test_a_part_is_divided_and_the_rest_is_not(ranks: int, version: str | None) -> None:
+    """Of 8B in bf16: products over all ranks, norms on each, the embedding too before transformers 5.21; activations of
+    the stream stay whole."""
     params = load_model("llama-3.1-8b").params.total
-    table = 128256 * 4096
+    table = 128256 * 4096 if version else 0
     job = {"model": "llama-3.1-8b", **FULL, "sequence_length": 2048, "num_gpus": ranks, "tensor_parallel": ranks}
-    report = of(**job)
+    report = of(**job, trainer_version=version)
     held = sum(row.bytes for row in report.per_gpu.ledger if row.name == "weights of the policy")
     assert held == pytest.approx(2 * ((params - table) / ranks + table), rel=0.001)
     assert report.job["sharding"] == "none"
@@ -75,10 +94,12 @@ def test_a_part_is_divided_and_the_rest_is_not(ranks: int) -> None:
 def test_under_fsdp2_the_other_ranks_divide_states() -> None:
     job = {"model": "llama-3.1-8b", **FULL, "sharding": "fsdp2", "precision": "bf16-amp"}
     both, alone = of(**job, num_gpus=8, tensor_parallel=2), of(**job, num_gpus=4)
-    table = 4 * 128256 * 4096 // 4
     halves = [each.per_gpu.by_category["parameters"] for each in (both, alone)]
-    assert halves[0] == pytest.approx((halves[1] + table) / 2, rel=0.01)
+    assert halves[0] == pytest.approx(halves[1] / 2, rel=0.01)
     assert both.per_gpu.allocated_bytes < alone.per_gpu.allocated_bytes
+
+
+OLDER = TWO | {"trainer_version": "5.14"}
 
 
 @pytest.mark.parametrize(
@@ -86,11 +107,16 @@ def test_under_fsdp2_the_other_ranks_divide_states() -> None:
     [
         ({"num_gpus": 4, "tensor_parallel": 2}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with sh"),
         (TWO | {"zero_stage": 3}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with sharding zero3"),
-        (TWO | {"model": "llama-3.2-1b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the tied"),
-        (TWO | {"model": "qwen3-30b-a3b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with experts"),
-        (TWO | {"lora": {"r": 8}}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with adapters"),
+        (OLDER | {"model": "llama-3.2-1b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the t"),
+        (OLDER | {"model": "qwen3-30b-a3b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with exp"),
+        (OLDER | LORA, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with adapters before"),
+        (TWO | {"model": "glm-4-9b-0414"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the pla"),
+        (TWO | {"model": "qwen1.5-moe-a2.7b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the"),
+        (TWO | {"lora": {"r": 8}}, "tensor_parallel: 2 with adapters beside down_proj and o_proj"),
+        (TWO | LORA | {"model": "qwen3-30b-a3b"}, "tensor_parallel: 2 with adapters beside experts"),
+        (TWO | {"lora": LORA["lora"] | {"dora": True}}, "tensor_parallel: 2 with adapters with Do"),
+        (DPO | {"num_gpus": 4, "sharding": "fsdp2"}, "tensor_parallel: 2 with TRL is not modelled with a reference ov"),
         (TWO | {"trainer": "trl", "method": "simpo", "loss_head": "log-softmax"}, "loss_head: log-softmax with t"),
-        (TWO | {"trainer": "trl", "method": "dpo"}, "tensor_parallel: 2 with TRL is not modelled with a reference"),
         (TWO | {"trainer": "trl", "method": "grpo"}, "tensor_parallel: 2 with TRL is not modelled with method grpo"),
         ({"num_gpus": 8, "tensor_parallel": 8}, "tensor_parallel: 8 with Hugging Face Trainer is not modelled with 4"),
     ],
@@ -99,13 +125,6 @@ def test_what_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob) as caught:
         of(**given)
     assert caught.value.message.startswith(message)
-
-
-def test_a_head_whose_weight_the_loss_reads_is_counted_whole() -> None:
-    """TRL's fused head takes ``weight.full_tensor()``: traced 89453568, 93617152 and 22075904 bytes."""
-    phases = of(**TWO, trainer="trl").per_gpu.phases
-    for name, size in zip(("forward", "backward", "step"), (89453568, 93617152, 22075904), strict=True):
-        assert 1 <= phases[name] / size < 1.1
 
 
 def test_sequences_are_shared_beside_products() -> None:
@@ -155,6 +174,8 @@ def test_a_programs_plan_is_read(tmp_path: Path, run: Run, plan: str, ranks: int
         return
     job = json.loads(run("estimate", *given, "--json")[1])["job"]
     assert (job["tensor_parallel"], job["sharding"]) == (ranks, "none")
+    older = "5.14" if plan.startswith("tp_plan") else None  # which takes it as an argument, and divides no embedding
+    assert job.get("trainer_version") == older
 
 
 CONFIG = """compute_environment: LOCAL_MACHINE

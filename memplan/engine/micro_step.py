@@ -59,7 +59,7 @@ def policy_mode(recipe: Recipe, recompute: Recompute | None = None) -> Mode:
         orders_experts=recipe.trainer.name == "prime-rl" and recipe.model.family in ORDERED,
         repeats_keys=repeats_keys(recipe),
         tensor=1 if recipe.divided.whole_stream else recipe.divided.tensor,
-        summed=recipe.divided.tensor if recipe.divided.whole_stream else 1,
+        summed=recipe.divided.summed,
         context=recipe.divided.context,
         expert=recipe.divided.expert,
         slices=recipe.divided.tensor if recipe.divided.expert > 1 == recipe.divided.expert_tensor else 1,

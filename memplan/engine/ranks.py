@@ -19,7 +19,6 @@ from memplan.spec.megatron import Megatron
 from memplan.spec.model import ModelSpec
 from memplan.spec.parallel import Parallel
 from memplan.spec.recipe import Recipe
-from memplan.tables.loss_heads import READS_WEIGHT
 from memplan.units import ceil_div
 
 
@@ -112,7 +111,7 @@ def _of_rank(recipe: Recipe) -> Recipe:
     own = Parallel(
         tensor=degrees.tensor, pipeline=degrees.pipeline, stage=degrees.stage, expert=degrees.expert,
         expert_tensor=degrees.expert_tensor, whole_stream=degrees.whole_stream,
-        whole_head=degrees.whole_stream and recipe.loss.head in READS_WEIGHT,
+        whole_embedding=degrees.whole_embedding,
     )  # fmt: skip
     return recipe._replace(model=part_of(recipe.model, own), batch=batch)
 

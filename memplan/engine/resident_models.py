@@ -53,6 +53,7 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         repeats_keys=repeats_keys(recipe),
         lacks_flash=recipe.hardware.lacks_flash,
         saves_inputs=recipe.zero_stage == 3,
+        summed=recipe.divided.summed if resident is None else 1,
         quantised=quantised,
         widths=Widths(
             stream=4 if recipe.numerics.autocast and recipe.model.widens_stream and not cast else 0,
@@ -67,7 +68,8 @@ def _scoring(recipe: Recipe, rows: int) -> TracedPass:
         ),
     )
     head = reference_head(recipe, rows, itemsize)
-    plan = PassPlan("reference", recipe.model.thawed, mode, rows, recipe.batch.sequence_length, "no-grad", head)
+    spec = recipe.model if resident is None else resident.spec  # which tensor-parallel ranks have whole
+    plan = PassPlan("reference", spec.thawed, mode, rows, recipe.batch.sequence_length, "no-grad", head)
     images = recipe.batch.images if recipe.model.tower else None
     return traced_pass(
         plan._replace(images=images, in_units=gathers(recipe) and (resident is None or resident.sharded))

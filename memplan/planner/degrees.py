@@ -5,7 +5,8 @@ from itertools import product
 from math import gcd
 from typing import Any
 
-from memplan.resolve.native import grouped_heads, unmodelled, unsplit, unspread
+from memplan.resolve.native import unmodelled, unspread
+from memplan.resolve.plans import grouped_heads, unsplit
 from memplan.spec.job import Job
 from memplan.spec.model import ModelSpec
 from memplan.units import ceil_div

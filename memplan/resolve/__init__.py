@@ -22,6 +22,7 @@ from memplan.resolve.optimizers import optimizer
 from memplan.resolve.packing import kept_apart, packed, scoring_row
 from memplan.resolve.parallel import parallel, with_framework
 from memplan.resolve.phases import evaluated, moments
+from memplan.resolve.plans import check_shared_products
 from memplan.resolve.quantised import Base, quantised_base
 from memplan.resolve.recompute import checkpointing, with_both_forwards
 from memplan.resolve.router_loss import NOTHING_YET, provenance, router_loss
@@ -91,7 +92,7 @@ def _trained(given: JobInput) -> Recipe:
     chosen = optimizer(job, trainer, split, spec, steps, notes)
     check_shared(job, split, chosen.row, spec)
     fsdp = fsdp_settings(job, trainer, split, base.stored)
-    adapter = lora.resolved(base.stored, base, trainer, notes) if lora else None
+    adapter = check_shared_products(lora.resolved(base.stored, base, trainer, notes), degrees, spec) if lora else None
     check_ends(adapter, spec, loss.head, job, split, in_megatron)
     adapter = settled(adapter, split, fsdp, base.stored.precision.weights, notes)
     others = others._replace(critic=rollouts.critic(job, trainer, whole, base, split, adapter, notes))

@@ -2,8 +2,8 @@
 
 from memplan.errors import InvalidJob
 from memplan.resolve.choices import has_value_head
-from memplan.resolve.native import whole_streams
 from memplan.resolve.notes import Notes
+from memplan.resolve.plans import whole_streams
 from memplan.resolve.storage import Split, Stored
 from memplan.spec.groups import Loss, LossCode
 from memplan.spec.job import Job

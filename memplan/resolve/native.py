@@ -1,14 +1,12 @@
 """torch's own tensor, context and pipeline parallelism, as torchtitan joins them with FSDP2, and sequences that ranks
 share under FSDP in other trainers: what they can run."""
 
-from math import gcd
-
 from memplan.errors import InvalidJob
 from memplan.resolve.notes import Notes
+from memplan.resolve.plans import check_plan, grouped_heads, unsplit, whole_streams
 from memplan.resolve.storage import Split
 from memplan.resolve.trainers import degrees_of, megatron_instead
 from memplan.spec.job import Job
-from memplan.spec.layer import AnyMixer
 from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.tables.methods import METHODS
@@ -27,12 +25,16 @@ def native(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: Not
     shares: str = trainer.parallelism.sequence if others == ["context_parallel"] else ""
     shares = job.context_exchange if shares and job.context_exchange != "own" else shares
     if divides and shares in ("", "gathered") and set(others) <= {"context_parallel"}:
-        _check_plan(job, trainer, split, spec)
+        check_plan(job, trainer, split, spec)
         notes.assume(
             "tensor_parallel: transformers' plan (tp_plan auto): each rank has a part of every product in the layers "
-            "and of the head, and all of the residual stream, norms, embedding and logits; newer releases divide the "
-            "embedding's weights too: counted from above"
+            "and of the head, and all of the residual stream, norms and logits; of the embedding a part from 5.21 on"
         )
+        if METHODS[job.method].reference and job.reference in ("auto", "resident") and job.lora is None:
+            notes.assume(
+                "reference: whole on every rank, as TRL loads it beside a model that it is given; by model_init_kwargs "
+                "with a distributed_config each rank has a part"
+            )
         if not shares:
             return True
     if shares == "ulysses" and split.is_fsdp:
@@ -183,41 +185,6 @@ def _check_ring(job: Job, trainer: Trainer, spec: ModelSpec) -> None:
             raise InvalidJob(f"context_parallel: {ranks} with {trainer.title} does not run with {what}", hint)
 
 
-def whole_streams(job: Job, trainer: Trainer) -> bool:
-    """Whether ranks share products by transformers' plans, of models that ``from_pretrained`` has divided."""
-    return job.tensor_parallel > 1 and trainer.parallelism.sequence == "accelerate"
-
-
-def _check_plan(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> None:
-    """What such a plan is not modelled with, or does not run with (transformers 5.24 distributed/tensor_parallel.py,
-    trainer.py: the batch is the same on its ranks; accelerate 1.15 accelerator.py: _prepare_tp). Raises InvalidJob."""
-    method, parts, experts = METHODS[job.method], job.tensor_parallel, any(run.layer.experts for run in spec.runs)
-    other = megatron_instead(job, trainer.name)
-    inner = (run.layer.feed_forward for run in spec.runs if run.layer.feed_forward is not None)
-    odd = grouped_heads(spec) % parts or any(part.intermediate % parts for part in inner)
-    for bad, what, hint in (
-        (split.name not in ("none", "fsdp2"), f"sharding {split.name}", other),
-        (split.name == "none" and job.num_gpus != parts, f"{job.num_gpus} GPUs", other),
-        (spec.tied, f"the tied head of {spec.name}", other),
-        (experts, "experts", other),
-        (
-            odd,
-            f"{grouped_heads(spec)} key/value heads, or feed-forwards that it does not divide",
-            f"use {gcd(grouped_heads(spec), parts)}",
-        ),
-        (job.lora is not None or job.quantization != "none", "adapters or a quantised base", "leave them out"),
-        (job.freeze, "frozen weights", "leave freeze out"),
-        (job.kernels != "none", f"kernels {job.kernels}", "leave kernels out"),
-        (job.compile, "compile", "leave compile out"),
-        (job.attention == "eager" or spec.eager_only, "eager attention", "use attention sdpa"),
-        (method.online or method.teacher, f"method {job.method}", "leave tensor_parallel out"),
-        (method.reference and job.reference != "precomputed", "a reference beside it", "use reference precomputed"),
-        (unsplit(job, spec), unsplit(job, spec), other),
-    ):
-        if bad:
-            raise InvalidJob(f"tensor_parallel: {parts} with {trainer.title} is not modelled with {what}", hint)
-
-
 def unmodelled(job: Job, spec: ModelSpec) -> str:
     """What of the job torch's own parallelism is not modelled with; nothing where it is with all of it."""
     for bad, what in (
@@ -230,39 +197,4 @@ def unmodelled(job: Job, spec: ModelSpec) -> str:
     ):
         if bad:
             return what
-    return ""
-
-
-def grouped_heads(spec: ModelSpec) -> int:
-    """The key/value heads, which tensor-parallel ranks share between them."""
-    return gcd(*(_groups(mixer) for mixer in spec.mixers))
-
-
-def _groups(mixer: AnyMixer) -> int:
-    if isinstance(mixer, Attention):
-        return mixer.num_kv_heads
-    return mixer.num_heads if mixer.kind == "latent" else 0
-
-
-def unsplit(job: Job, spec: ModelSpec) -> str:
-    """Why a model's layers cannot be split this way; nothing where they can, or where only stages and experts are."""
-    within = job.tensor_parallel * job.context_parallel > 1
-    for run in spec.runs if within else ():
-        layer, mixer, inner = run.layer, run.layer.mixer, run.layer.feed_forward
-        if layer.form not in ("pre", "sandwich") or inner is None or mixer is None:
-            return f"layers of form {layer.form!r}"
-        if isinstance(mixer, Attention):
-            plain = mixer.style == "standard"
-            whole = any(norm.width != mixer.head_dim for norm in mixer.norms)
-        else:
-            plain, whole = mixer.kind == "latent" and not mixer.indexed, False
-        if not plain or mixer.tensors or layer.parts[2:]:
-            return "their attention"
-        if inner.tensors or (inner.experts and inner.linears):
-            return "their feed-forwards"
-        if whole:
-            return "norms over all heads"
-    only_experts = job.tensor_parallel * job.context_parallel * job.pipeline_parallel == 1
-    if not only_experts and (spec.extra or spec.tower or spec.encoder or spec.front or spec.project_out):
-        return "what stands outside their layers"
     return ""

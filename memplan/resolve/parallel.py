@@ -4,8 +4,9 @@ from memplan.errors import InvalidJob
 from memplan.resolve.fsdp import replicas
 from memplan.resolve.megatron import sequence_parallel
 from memplan.resolve.megatron_stages import chunks, instances
-from memplan.resolve.native import native, whole_streams
+from memplan.resolve.native import native
 from memplan.resolve.notes import Notes
+from memplan.resolve.plans import whole_streams
 from memplan.resolve.storage import Split
 from memplan.resolve.trainers import DEGREES, degrees_of, megatron_instead
 from memplan.spec.job import Job
@@ -65,6 +66,7 @@ def parallel(job: Job, trainer: Trainer, split: Split, spec: ModelSpec, notes: N
         replicas=replicas(job, split),
         gathers_keys=job.context_exchange == "gathered",
         whole_stream=whole,
+        whole_embedding=whole and not trainer.parallelism.shares_embedding,
     )
     _check_multiplies(degrees)
     _check_framework(job, trainer, split, spec, notes)

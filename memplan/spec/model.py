@@ -41,6 +41,7 @@ class ModelSpec(Described):
     final_norm: Norm | None
     head: Linear
     """lm_head, or the score head of a reward model."""
+    embedding_parts: int = 1  # ranks that share its rows, of which each makes the gradient of all (DTensor's lookup)
     extra: tuple[Part, ...] = ()
     """What else stands outside the layers: positions, projections, a norm of the embeddings."""
     embedding_width: int | None = None

@@ -31,10 +31,15 @@ class Parallel(NamedTuple):
     """Of the pipeline, from 0 on."""
     gathers_keys: bool = False
     """Context-parallel ranks gather all keys and values, whatever is the trainer's way."""
-    whole_head: bool = False
-    """Beside a whole stream: the loss reads the head's weight, which it gathers; counted whole, from above."""
     whole_stream: bool = False
-    """Tensor-parallel ranks have all of the residual stream, the embedding and the logits (transformers' plans)."""
+    """Tensor-parallel ranks have all of the residual stream and the logits (transformers' plans)."""
+    whole_embedding: bool = False
+    """Beside a whole stream: the embedding is not divided (transformers before 5.21)."""
+
+    @property
+    def summed(self) -> int:
+        """Ranks that share each product beside a whole stream."""
+        return self.tensor if self.whole_stream else 1
 
     @property
     def model(self) -> int:

@@ -19,6 +19,16 @@ STACKS = {
 }
 """Targets that PEFT rewrites to the parameter that stacks the experts: of Mixtral and its kin, and of the others, whose
 dense layers and shared experts lose their adapters by it."""
+PLANNED = frozenset(
+    words_of(
+        """apertus arcee cohere cohere2 cwm deepseek_v2 dots1 ernie4_5 ernie4_5_moe exaone4 gemma gemma2 gemma3_text
+        glm4_moe granite helium internlm3 llama minicpm3 ministral ministral3 mistral mixtral nemotron olmo qwen2 qwen3
+        qwen3_moe seed_oss smollm3"""
+    )
+)
+"""Types whose plan of tensor parallelism cuts every product of their layers (transformers 5.24 models/*/
+configuration_*.py: base_model_tp_plan). Others' leave attention or shared experts whole, or join what is cut, on every
+rank; or there is none, and ``from_pretrained`` stops."""
 LOOPING = frozenset(["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
 """Whose classes of transformers 4 loop over experts."""
 MIXTRAL_NAMES = frozenset(["mixtral", "minimax", "minimax_m2"])

@@ -92,8 +92,7 @@ class Checkpointing(NamedTuple):
     """By method the version from which adapters under ZeRO-3 have it, whatever is asked for."""
     modules: tuple[str, ...] = ()
     """What is checkpointed by itself where layers are asked for: norms, attention, mlp, moe; empty for whole layers."""
-    from_first: bool = False
-    """Of every n layers the first is checkpointed, not the last."""
+    from_first: bool = False  # of every n layers the first is checkpointed, not the last
 
 
 class Parallelism(NamedTuple):
@@ -110,6 +109,7 @@ class Parallelism(NamedTuple):
     sequence: Literal["", "ulysses", "accelerate", "gathered"] = ""
     """How ranks share it: heads exchanged (DeepSpeed-Ulysses under FSDP), keys and values gathered (ring attention
     under DeepSpeed), or accelerate's: the first under DeepSpeed, and torch's ring under FSDP2."""
+    shares_embedding: bool = False  # by transformers' plans, and the head of a tied one with it
     searches: Literal["", "never", "trainer", "whole"] = ""  # when DDP looks for what is unused (resolve/stopping)
     searches_towers: str = ""  # from which version on it does for a model that sees
 

@@ -192,7 +192,10 @@ def with_adapters(model: Any, job: Job, recipe: Recipe, device: str) -> Any:
     dtype = NAMED[job.lora.dtype]
     for name, tensor in (*adapted.named_parameters(), *adapted.named_buffers()):
         if "lora_" in name or "trainable_tokens" in name:
-            tensor.data = tensor.data.to(dtype)
+            made = tensor.data.to(dtype)
+            if hasattr(made, "placements"):  # a DTensor's data is its outside alone
+                tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+            tensor.data = made
     _make_copies_anew(adapted)
     return adapted
 

@@ -60,18 +60,26 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
     return fully_shard(model, **settings)
 
 
-def by_plan(model: Any, ranks: int, device: str) -> Any:
-    """transformers' own tensor parallelism, of what ``from_pretrained`` would have loaded so; the embedding whole, as
-    until 5.16."""
+def by_plan(model: Any, recipe: Recipe, device: str) -> Any:
+    """transformers' own tensor parallelism, of what ``from_pretrained`` would have loaded so: a tied head is the
+    embedding's rank's part, and the embedding whole before 5.21."""
     from torch.distributed.device_mesh import init_device_mesh
     from transformers.distributed import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+    ranks, own = recipe.parallel.tensor, {name for name, _ in model.named_parameters()}
     with _disable_current_modes():
         mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("tp",))
-    plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=ranks))
-    plan = {name: style for name, style in plan.items() if style != "embedding_rowwise"}
-    return apply_tensor_parallelism(model, mesh, plan)
+    model.config.distributed_config = DistributedConfig(tp_size=ranks)
+    model._device_mesh, model._tp_size = mesh, ranks
+    plan, *_ = model._resolve_parallel_plans(model.config.distributed_config)
+    whole = ("embedding_rowwise",) if recipe.parallel.whole_embedding else ()
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
+    apply_tensor_parallelism(
+        model, mesh, {name: style for name, style in plan.items() if style not in whole and name not in tied}
+    )
+    model.tie_weights()
+    return model
 
 
 def _wrap_ends(model: Any, settings: dict[str, Any], resharding: bool | int) -> None:

@@ -77,6 +77,8 @@ class _State:
         self.job, self.recipe, self.tracker, self.progress = job, recipe, tracker, progress
         progress("building the model")
         self.policy: Any = building.build_model(config, recipe, building.stored_dtype(recipe), device)
+        if recipe.parallel.whole_stream:  # ``from_pretrained`` divides what it loads
+            self.policy = parallel.by_plan(self.policy, recipe, device)
         if recipe.quantised is not None:
             quantised.quantise(self.policy, recipe.quantised, device)
         if recipe.numerics.norm_itemsize:
@@ -148,8 +150,6 @@ class _State:
     def _split(self, model: Any, device: str, whole: bool = False) -> Any:
         """The model as one rank holds it."""
         recipe = self.recipe
-        if recipe.parallel.whole_stream:
-            return parallel.by_plan(model, recipe.parallel.tensor, device)
         if recipe.sharding.name == "none":
             return model
         if recipe.sharding.name == "fsdp2":

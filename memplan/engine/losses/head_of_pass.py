@@ -8,6 +8,7 @@ from memplan.engine.tensors import model_weights
 from memplan.spec.groups import Loss, LossCode, Resident
 from memplan.spec.recipe import Recipe
 from memplan.spec.routing import RouterLoss
+from memplan.tables.loss_heads import READS_WEIGHT
 
 NO_ROUTERS = RouterLoss()
 SCORES = {"stacked-log-softmax": "logits", "liger-preference": "hidden"}
@@ -50,7 +51,7 @@ def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool =
         projected=projected,
         sliced=sliced,
         teacher_itemsize=teacher_logits_itemsize(recipe, teacher) if teacher else 0,
-        whole_itemsize=recipe.storage.precision.weights if head_gathered_whole(recipe) else 0,
+        whole_itemsize=_gathered(recipe),
         free=_free(recipe) if program in BY_WHAT_IS_FREE else 0,
         waits=teacher is not None and not recipe.trainer.reference.first,
     )
@@ -138,7 +139,6 @@ def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
     logged = last and rows == recipe.rows and program not in SCORES.values()
     loss = _in_pass(recipe, rows, program, logged=logged, graph=False)
     own = loss.code._replace(holds_logits=False, step_outputs=False)
-    gathers = recipe.others.reference == "adapter" and head_gathered_whole(recipe)
     return Head(
         loss._replace(keeps_outputs=False, fp32_outputs=False, sft_term=False, code=own),
         rows * min(recipe.batch.completion_length, recipe.batch.sequence_length - 1),
@@ -146,8 +146,14 @@ def reference_head(recipe: Recipe, rows: int, itemsize: int) -> Head:
         narrow=_converts(recipe, itemsize),
         projected=projected,
         sliced=sliced,
-        whole_itemsize=recipe.storage.precision.weights if gathers else 0,
+        whole_itemsize=_gathered(recipe) if recipe.others.reference == "adapter" else 0,
     )
+
+
+def _gathered(recipe: Recipe) -> int:
+    """Element size of the head that the loss gathers to read: FSDP2's that no hook gathers, or one that ranks share."""
+    shared = recipe.divided.whole_stream and recipe.loss.head in READS_WEIGHT
+    return recipe.storage.precision.weights if shared or head_gathered_whole(recipe) else 0
 
 
 def has_reference_pass(recipe: Recipe) -> bool:

@@ -11,7 +11,7 @@ from memplan.engine.losses.heads import STATES, Head
 from memplan.engine.losses.scored import FUSED_PROGRAMS, Scored
 from memplan.engine.parallel.sequence import gathered, whole_logits
 from memplan.engine.tape import loss_ops, ops, routing_ops
-from memplan.engine.tape.graph import Grads, Param, Tensor
+from memplan.engine.tape.graph import Grads, Param, Tensor, in_turn
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.model import ModelSpec
@@ -100,7 +100,7 @@ def _logits(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor]) -> tuple
     if spec.residual_fp32:
         hidden = ops.cast(tape, hidden, p.mode.numerics.itemsize, "final hidden states")
     logits = project(p, hidden, spec.head, "V" if spec.head.outputs > 1 else "1", "logits", quantised=False)
-    logits = whole_logits(p, logits, spec.vocab_size if spec.head.outputs > 1 else 0)
+    logits = whole_logits(p, logits) if spec.head.outputs > 1 else logits
     if spec.logits_fp32:
         logits = ops.cast(tape, logits, ops.FP32, "logits in fp32")
     if spec.logits_shifted and head.program != "score":
@@ -128,7 +128,7 @@ def _with(p: Pass, loss: Tensor, balance: Tensor) -> Tensor:
 
 def _fused_loss(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor], rows: int, held: list[Tensor]) -> Tensor:
     """A head that never makes all of the logits."""
-    weight = _whole_head(p, spec, head) or weight_of(p, spec.head)
+    weight = _whole_head(p, spec, head) if head.whole_itemsize else weight_of(p, spec.head)
     tokens = head.scored_tokens or p.tokens
     scored = Scored(
         tokens, rows, head.reference_itemsize, head.pairs, head.loss.fp32_outputs, spec.head, held, head.free
@@ -136,14 +136,14 @@ def _fused_loss(p: Pass, spec: ModelSpec, head: Head, inputs: list[Tensor], rows
     return FUSED_PROGRAMS[head.program](p, inputs.pop(), weight, scored)
 
 
-def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param | None:
-    """The head's weight as ``full_tensor()`` gathers it; None where it is there anyway."""
-    if not head.whole_itemsize:
-        return None
+def _whole_head(p: Pass, spec: ModelSpec, head: Head) -> Param:
+    """The head's weight as ``full_tensor()`` gathers it."""
     own = weight_of(p, spec.head)  # whose place in the graph it takes: one of its own would hold it from step to step
-    whole = p.tape.new(own.dim, head.whole_itemsize, "head, gathered by the loss", category="gathered_parameters")
-    weight = Param(p.tape, own.name, own.dim.elements, head.whole_itemsize, trained=False)
-    weight.node, weight.needs_grad, weight.storage = own.node, own.needs_grad, whole.storage
+    dim, summed = Dim(own.dim.symbol, own.dim.elements * p.mode.summed), p.mode.summed > 1
+    whole = p.tape.new(dim, head.whole_itemsize, "head, gathered by the loss", category="gathered_parameters")
+    weight = Param(p.tape, own.name, dim.elements, head.whole_itemsize, trained=False)
+    part = p.tape.node((own,), (), in_turn((own.dim, head.whole_itemsize))) if summed else own.node
+    weight.node, weight.needs_grad, weight.storage = part, own.needs_grad, whole.storage
     return weight
 
 

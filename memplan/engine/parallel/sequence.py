@@ -20,10 +20,11 @@ from typing import Any
 from memplan.engine.layers.attention.fused_kernel import fused_attention, within_backward
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import ops
-from memplan.engine.tape.graph import Grads, Tensor, in_turn
+from memplan.engine.tape.graph import Grads, Param, Tensor, in_turn
 from memplan.engine.tape.ops import FP32
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
+from memplan.spec.model import ModelSpec
 from memplan.spec.parts import Attention
 from memplan.units import ceil_div
 
@@ -62,13 +63,23 @@ def scattered(p: Pass, x: Tensor) -> Tensor:
     return result
 
 
-def whole_logits(p: Pass, logits: Tensor, columns: int) -> Tensor:
+def of_all_ranks(p: Pass, table: Param, spec: ModelSpec) -> Tensor:
+    """The embedding's rows as a lookup's gradient has them: those of all ranks (torch 2.13 distributed/tensor/_ops/
+    _embedding_ops.py: embedding_dense_backward), of which a tied head's sum takes the rank's own."""
+    if spec.embedding_parts == 1:
+        return table
+    back = in_turn((table.dim, table.itemsize)) if spec.head_is_tied else lambda t, g: g
+    dim = Dim(table.dim.symbol, table.dim.elements * spec.embedding_parts)
+    return Tensor(dim, table.itemsize, None, p.tape.node((table,), (), back))
+
+
+def whole_logits(p: Pass, logits: Tensor) -> Tensor:
     """``Shard(-1)`` to ``Replicate``: the logits of all ranks side by side (transformers 5.24 distributed/
     tensor_parallel.py: colwise_gather_output); backward takes the rank's own out of the gradient."""
-    if p.mode.summed == 1 or not columns:
+    if p.mode.summed == 1:
         return logits
     tape, itemsize = p.tape, logits.itemsize
-    whole, back = p.dim("V", columns), in_turn((logits.dim, itemsize))
+    whole, back = Dim("T·V", logits.dim.elements * p.mode.summed), in_turn((logits.dim, itemsize))
     output = tape.new(whole, itemsize, "all-gathered logits")
     result = tape.new(whole, itemsize, "logits", tape.node((logits,), (), back))
     del output

@@ -16,18 +16,18 @@ from memplan.units import ceil_div
 def part_of(spec: ModelSpec, degrees: Parallel) -> ModelSpec:
     """The model of one rank: every ``tensor``-th head, column and vocabulary entry, the layers of its stage.
 
-    Norms are whole, and under transformers' plans the embedding; of a vocabulary that does not divide the first,
-    larger part."""
+    Norms are whole; of a vocabulary that does not divide the first, larger part."""
     runs = tuple(run.but(layer=_narrowed(run.layer, degrees)) for run in _of_stage(spec, degrees))
     if degrees.expert > 1:
         parts = degrees.tensor // degrees.expert_tensor
         runs = tuple(run.but(layer=_by_rows(run.layer, parts)) for run in runs)
     vocabulary, head = ceil_div(spec.vocab_size, degrees.tensor), spec.head
-    outputs = head.outputs if head.outputs == 1 or degrees.whole_head else ceil_div(head.outputs, degrees.tensor)
+    outputs = head.outputs if head.outputs == 1 else ceil_div(head.outputs, degrees.tensor)
     changes: dict[str, Any] = {
         "runs": runs,
-        "vocab_size": (spec.vocab_size if degrees.whole_stream else vocabulary) if degrees.first else 0,
+        "vocab_size": (spec.vocab_size if degrees.whole_embedding else vocabulary) if degrees.first else 0,
         "head": head.but(outputs=outputs if degrees.last else 0),
+        "embedding_parts": degrees.tensor if degrees.whole_stream and not degrees.whole_embedding else 1,
         "tied": spec.tied and degrees.pipeline == 1,
     }
     if not degrees.last:

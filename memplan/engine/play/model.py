@@ -9,7 +9,7 @@ from memplan.engine.layers.decoder_layer import decoder_layer, start_of
 from memplan.engine.layers.moe.load_balancing_loss import handing
 from memplan.engine.layers.shared_inputs import ROUTER_LOGITS, keys_of, values_of
 from memplan.engine.losses.tail import tail_forward
-from memplan.engine.parallel.sequence import scattered
+from memplan.engine.parallel.sequence import of_all_ranks, scattered
 from memplan.engine.pass_plan import PassPlan, keys_of_images
 from memplan.engine.play.beside_layers import beside_layers
 from memplan.engine.play.checkpoints import Again, catching
@@ -134,8 +134,8 @@ class PassRun:
         tape, spec, p = self.tape, self.plan.spec, self.p
         width = spec.embedding_width or spec.hidden_size
         table = p.param("embed_tokens", spec.vocab_size * width)
-        x = ops.embedding(tape, table, p.dim("h", width), self.plan.mode.numerics.itemsize)
-        x = scattered(p, x) if p.mode.tensor > 1 else x
+        x = ops.embedding(tape, of_all_ranks(p, table, spec), p.dim("h", width), self.plan.mode.numerics.itemsize)
+        x = scattered(p, x)
         if spec.embedding_multiplier and not spec.scaled_outside and not p.mode.adapts_embedding:
             x = ops.scale(tape, x, "embedding output")
         if p.mode.adapts_embedding:

@@ -47,8 +47,10 @@ def enter_embedding(ledger: Ledger, traced: TracedPass, kept: KeptGradients, con
         enter_outside(ledger, traced, kept)
     keep = plan.gradients in ("keep", "join")
     for label, born, dies in rows:
-        ledger.add(label, "gradients", size, born, dies).formula(
-            "V × h × bytes", spec.vocab_size, width, plan.mode.numerics.itemsize
+        own = spec.embedding_parts + (plan.ties_head and spec.embedding_parts > 1)  # of a tied one the rank's part too
+        parts = own if label.startswith("gradient of the embedding") or not plan.ties_head else 1
+        ledger.add(label, "gradients", size * parts, born, dies).formula(
+            "V × h × bytes", spec.vocab_size * parts, width, plan.mode.numerics.itemsize
         ).since(
             "the embedding's gradient is dense"
             if keep or "embedding" in label

@@ -84,7 +84,7 @@ def enter_kept_logits(ledger: Ledger, recipe: Recipe) -> None:
     batch, ranks = recipe.batch, recipe.parallel.data
     wide = recipe.loss.fp32_outputs or (recipe.numerics.itemsize == FP32 and not recipe.numerics.autocast)
     itemsize = FP32 if wide else 2
-    columns = recipe.model.vocab_size if recipe.divided.whole_stream else recipe.model.head.outputs
+    columns = recipe.model.head.outputs * recipe.divided.summed
     one = batch.size * ranks * batch.sequence_length * columns
     waiting, last = batch.eval_kept, ledger.schedule[-2]
     for name, born, why in (

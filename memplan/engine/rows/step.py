@@ -35,6 +35,7 @@ def enter_gradients(ledger: Ledger, recipe: Recipe, weights: list[Weight], born:
     for name, group, until in groups:
         sizes = [states.shard_elements([weight], shards, padded) for weight in group]
         size = sum(each * sharding.gradient_itemsize(recipe, weight) for each, weight in zip(sizes, group, strict=True))
+        size += _of_other_ranks(recipe, group) * recipe.storage.gradient_itemsize
         ledger.add(name, "gradients", size, born, until, place="gpu" if whole else states.place_of(recipe)).told(
             sum(sizes), round(size / max(sum(sizes), 1), 4)
         )
@@ -48,6 +49,8 @@ def enter_step(ledger: Ledger, recipe: Recipe, weights: list[Weight], step: str)
         elements, itemsize = states.last_update(recipe, trained)
     else:
         elements, itemsize = _largest_step(recipe, trained, holds)
+    if not gathers(recipe):  # the rank's own rows are copied out of the embedding's gradient
+        elements = max(elements, _of_other_ranks(recipe, trained) // max(recipe.model.embedding_parts - 1, 1))
     wide = recipe.storage.precision.weights == states.FP32
     refresh = states.refresh_bytes(recipe, trained, states.FP32 if wide else 2, 1)
     ledger.add(
@@ -75,3 +78,10 @@ def _largest_step(recipe: Recipe, trained: list[Weight], holds: sharding.Held) -
         sizes[itemsize] = states.step_temporaries(recipe, same, itemsize, holds.optimizer_shards)
     smallest = min(sizes)
     return (sum if impl == "foreach" else max)(sizes.values()) // smallest, smallest
+
+
+def _of_other_ranks(recipe: Recipe, weights: list[Weight]) -> int:
+    """Elements of the embedding's gradient beyond the rank's own rows (``ModelSpec.embedding_parts``)."""
+    spec = recipe.model
+    own = sum(w.elements for w in weights if w.name == "embed_tokens" and w.trained and not spec.head_is_tied)
+    return own * (spec.embedding_parts - 1)

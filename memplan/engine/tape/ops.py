@@ -25,7 +25,7 @@ def of_each(*inputs: Tensor) -> Backward:
     return lambda t, g: [t.gradient((dim, size)) if needs else None for dim, size, needs in sizes]
 
 
-def dense(table: Param, itemsize: int, label: str = "position gradients") -> Backward:
+def dense(table: Tensor, itemsize: int, label: str = "position gradients") -> Backward:
     """A backward that makes the gradient of a whole table."""
     size = table.dim
     return lambda t, g: (t.new(size, itemsize, label, category="gradients"),)
@@ -268,7 +268,7 @@ def matmul(tape: Tape, a: Tensor, b: Tensor, out: Dim, label: str) -> Tensor:
     return tape.result("bmm", out, left.itemsize, label, tape.node((left, right), saved, of_each(left, right)))
 
 
-def embedding(tape: Tape, table: Param, out: Dim, itemsize: int, index: Tensor | None = None) -> Tensor:
+def embedding(tape: Tape, table: Tensor, out: Dim, itemsize: int, index: Tensor | None = None) -> Tensor:
     """A row of the table for each position; its gradient is dense. An ``index`` of its own is saved."""
     return tape.new(out, itemsize, "positions", tape.node((table,), (index,), dense(table, itemsize)))
 

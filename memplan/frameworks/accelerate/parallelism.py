@@ -42,7 +42,7 @@ def _repeated(inner: Keys, draft: Draft) -> None:
     shares, copies = inner.whole(key) or 1, inner.whole(f"{SIZE}dp_replicate_size") or 1
     if draft.now("sharding") != "fsdp2" or others == 1:
         raise InvalidJob(f"{where}: accelerate takes tp_size {shares} of a model that is divided alone",
-                         "load it with tp_plan auto, or set dp_shard_size beside fsdp_version 2")  # fmt: skip
+                         "load it with a DistributedConfig, or set dp_shard_size beside fsdp_version 2")  # fmt: skip
     put_inner(inner, "fsdp", "replicate", shares * copies, key)
     draft.remarks.append(f"{where}: tp_size shares no product, as nothing loads the model with tp_plan: {shares} ranks "
                          "each repeat the same step, with states divided over the rest")  # fmt: skip

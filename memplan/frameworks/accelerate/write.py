@@ -101,7 +101,7 @@ def _parallelism(job: Job) -> dict[str, Any]:
     """``parallelism_config``: under FSDP2 sizes that multiply to the processes, under DeepSpeed Ulysses' ranks; nothing
     where a sequence is one rank's and states are divided over all."""
     if job.tensor_parallel > 1:
-        raise InvalidJob("tensor_parallel: no file of accelerate's divides a model", "load it with tp_plan auto")
+        raise InvalidJob("tensor_parallel: no file of accelerate's divides a model", "load it with a DistributedConfig")
     context, copies = job.context_parallel, job.fsdp.replicate or 1
     if context * copies == 1 or job.sharding == "fsdp":
         return {}

@@ -6,6 +6,7 @@ from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.values import Thing
 
 KEYS = ("tp_plan", "tp_size")
+LAST = {"transformers": "5.14", "trl": "1.6"}
 OTHERS = ("fsdp_size", "dp_replicate_size", "pp_size", "ep_size", "fsdp_plan", "ep_plan", "enable_expert_parallel")
 
 
@@ -20,11 +21,15 @@ def read_plan(thing: Thing, draft: Draft) -> None:
     elif plan not in (None, "auto") or type(size) not in (int, type(None)):
         draft.warn("tp_plan", where, "a plan of the program's own is not modelled", "parallelism")
     elif plan is not None or size is not None:
-        draft.finishers["tp_plan"] = partial(put_plan, size, where)
+        draft.finishers["tp_plan"] = partial(put_plan, size, where, holder is thing)
 
 
-def put_plan(size: int | None, where: str, draft: Draft) -> None:
-    """The ranks that share products; the Trainer wraps such a model in no DDP (accelerate 1.15 prepare_model)."""
+def put_plan(size: int | None, where: str, older: bool, draft: Draft) -> None:
+    """The ranks that share products; the Trainer wraps such a model in no DDP (accelerate 1.15 prepare_model).
+    ``older``: by an argument of its own, which transformers takes no more from 5.15 on."""
+    version = LAST.get(str(draft.now("trainer"))) if older and not draft.now("trainer_version") else None
+    if version:
+        draft.of_version(version, f"{where}: an argument tp_plan, until transformers 5.14")
     total = int(draft.now("num_gpus") or 1)
     ranks = size or total
     if ranks > 1:
