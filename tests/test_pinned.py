@@ -201,3 +201,12 @@ def test_llamafactory_beside_old_transformers_repeats_keys_for_flash_attention()
     old, new = (find_trainer("llamafactory", version).models.repeats_flash for version in ("0.8.3", "0.9.3"))
     assert "mistral" in old
     assert not new
+
+
+@pytest.mark.parametrize(("more", "version"), [("", "0.28"), ("vllm_max_model_len: 1024\n", "0.17")])
+def test_a_sign_that_is_older_than_the_method_is_the_programs_own(more: str, version: str) -> None:
+    lines = "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_generations: 8\nmax_prompt_length: 256\nbeta: 0.04\n"
+    lines += "max_completion_length: 256\nper_device_train_batch_size: 8\nevaluation_strategy: 'no'\nbf16: true\n"
+    Path("grpo.yaml").write_text(lines + more)
+    job = check_file("grpo.yaml", {"gpu": "h100-80gb", "num_gpus": 1}).job
+    assert (job["method"], job["batch_size"], job["trainer_version"]) == ("grpo", 8, version)

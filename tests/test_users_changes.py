@@ -266,3 +266,10 @@ def test_fastchats_flash_attention_in_a_llamas_place_is_counted() -> None:
     for model, attention in (("huggyllama/llama-7b", "flash"), ("Qwen/Qwen2.5-0.5B", "sdpa")):
         found = checked("a.py", text.replace("Qwen/Qwen2.5-0.5B", model), sequence_length=256, num_gpus=1)
         assert found.job["attention"] == attention, found.text
+
+
+@pytest.mark.parametrize(("driven", "said"), [("trainer.step(rows)", True), ("trainer.evaluate()", False)])
+def test_a_trainer_whose_steps_the_program_takes_is_no_training_of_its(driven: str, said: bool) -> None:
+    text = PROGRAM.format(lines="", before="", trainer="Trainer", more="", evaluates="no")
+    found = checked("a.py", text.replace("trainer.train()", f"trainer.train()\n{driven}"), sequence_length=256)
+    assert ("takes the trainer's steps itself" in found.text) == said

@@ -259,8 +259,8 @@ def test_a_program_beside_openrlhfs_own_is_asked_for_under_its_name() -> None:
     script += "--micro_train_batch_size 1 --train_batch_size 8 --bf16"
     for name, like in (("language_modeling", "sft"), ("train_sft", "sft"), ("train_dpo_own", "dpo")):
         found = checked("a.sh", script.format(name))
-        assert f"noise/{name} is none of OpenRLHF's programs" in found.text
-        assert found.hint.startswith(f"add --method {like} --without program")
+        assert f"noise/{name} is counted as OpenRLHF's train_{like}" in found.text
+        assert found.hint.startswith("add --without program")
     renamed = script.format("x").replace("cli/noise/x.py", "--num_gpus 8 --module src.cli.train_sft")
     assert checked("b.sh", renamed).job["trainer"] == "openrlhf"
 

@@ -28,7 +28,7 @@ SIGNS: tuple[tuple[str, str, str, str], ...] = (
     ("trl", "args", "max_seq_length", "0.19"),
     ("trl", "args", "use_liger", "0.17"),
     ("trl", "args", "max_prompt_length", "0.28"),
-    ("trl", "args", "vllm_device vllm_dtype", "0.17"),
+    ("trl", "args", "vllm_device vllm_dtype vllm_max_model_len", "0.17"),
     ("trl", "model", "torch_dtype", "0.22"),
     ("trl", "args", _GONE_IN_5, "0.26"),
     ("transformers", "args", "evaluation_strategy", "4.45"),
@@ -46,17 +46,19 @@ SINCE = words("eval_strategy use_liger_kernel dtype eval_on_start")
 """Arguments that came after the versions that scripts pin."""
 
 
-LAST = {"ppo": "1.12"}
-"""Methods that TRL gave up, and the last version that has them."""
+LAST, BORN = {"ppo": "1.12"}, {"grpo": "0.14"}
+"""Methods that TRL gave up, and the last version that has them; and the first of one that came later than signs do."""
 
 
-def told(package: str, where: str, names: Collection[str]) -> tuple[str, str]:
-    """(version, argument) of the oldest sign among these names; empty without one."""
+def told(package: str, where: str, names: Collection[str], method: str = "") -> tuple[str, str]:
+    """(version, argument) of the oldest sign among these names; empty without one. One that is older than the method is
+    an argument of the program's own."""
+    born = version_key(BORN.get(method, "0") if package == "trl" else "0")
     found = [
         (version_key(version), version, name)
         for of, place, signs, version in SIGNS
         for name in signs.split()
-        if of == package and place == where and name in names
+        if of == package and place == where and name in names and version_key(version) >= born
     ]
     return min(found)[1:] if found else ("", "")
 
@@ -90,7 +92,7 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
     if before := draft.now("trainer_version"):
         return str(before)
     said: Mapping[str, object] = {key: value for key, value in settings.values.items() if value is not None}
-    version, name = told(package, "args", said)
+    version, name = told(package, "args", said, method)
     why = f"{settings.where(name)}: {name} was there until {package} {version}" if version else ""
     pin = script.version if script and package == "transformers" and not said.keys() & SINCE else ""
     least = pinned(settings.path, f"{package}>=")[0]  # a script's copy in a project of its own may ask for a later one

@@ -11,7 +11,6 @@ from memplan.frameworks.commands import processes
 from memplan.frameworks.commands.launch import launch_of
 from memplan.frameworks.common.fsdp_keys import put_inner
 from memplan.frameworks.common.generating import put
-from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import Document, Settings, is_template
 from memplan.frameworks.openrlhf import keys as table
 from memplan.frameworks.openrlhf.attention import read_attention, read_old_head
@@ -73,14 +72,11 @@ def read(document: Document, draft: Draft) -> None:
 
 
 def _counted_as(name: str, where: str, draft: Draft) -> str:
-    """The program of ``--method`` in the place of one of the project's own with OpenRLHF's options, which is said.
-    Raises NotKnown where there is no such option."""
-    meant = next((each for each, row in PROGRAMS.items() if row["method"] == draft.options.get("method")), "")
-    if not meant:
-        words = re.split(r"[_/]", name)
-        like = next((each for each in ("dpo", "kto", "rm") if each in words), "dpo" if name.endswith("po") else "sft")
-        hint = f"add --method {PROGRAMS[like]['method']} --without program, if it takes what train_{like} does"
-        raise NotKnown(f"{where}: {name} is none of OpenRLHF's programs ({', '.join(PROGRAMS)})", hint)
+    """The program of ``--method``, or else the one that is named alike, in the place of one of the project's own with
+    OpenRLHF's options, which is said."""
+    words = re.split(r"[_/]", name)
+    like = next((each for each in ("dpo", "kto", "rm") if each in words), "dpo" if name.endswith("po") else "sft")
+    meant = next((each for each, row in PROGRAMS.items() if row["method"] == draft.options.get("method")), like)
     why = f"{name} is counted as OpenRLHF's train_{meant}"
     draft.warn("program", where, why, "method", "add --without program, if it takes no more")
     return meant

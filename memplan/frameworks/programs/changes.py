@@ -34,6 +34,7 @@ from memplan.frameworks.project.own_copies import warn_copy_of_trl
 from memplan.tables.texts import words_by_part
 
 NONE = words_by_part(__file__)
+STEPS = ("step", "training_step")
 MARK = "?changed "
 """How a change is kept among a model's or a trainer's values, before its name: why it may take more."""
 ASIDE = re.compile(
@@ -163,6 +164,8 @@ def called(call: Call) -> None:
     if isinstance(owner, Thing) and owner.last in TRAINERS and name == "train":
         if any(isinstance(each, Thing) and each.last == "autocast" for each in call.run.within) and not _mixed(owner):
             owner.set(f"{MARK}autocast", "an autocast of the program's own is around it", call.place)
+    elif isinstance(owner, Thing) and name in STEPS and TRAINERS.get(owner.last, "ppo") != "ppo":
+        owner.set(f"{MARK}{name}", "the program takes the trainer's steps itself", call.place)
     elif isinstance(owner, Thing) and name.startswith("set_") and owner.last.endswith(("Arguments", "Config")):
         overlay(owner.values, call.unknown())  # TrainingArguments.set_training(batch_size=64)
     if name == "requires_grad_" and call.get(0, "requires_grad", True) is not False and root_model(owner):
