@@ -231,6 +231,15 @@ def test_a_path_that_says_the_method_is_an_assumption(tmp_path: Path) -> None:
     assert any(text.startswith("method: orpo (the file's path says it") for text in given.assumptions)
 
 
+def test_what_a_project_is_called_is_no_path_that_says_the_method(tmp_path: Path) -> None:
+    (tmp_path / "orpo-lab" / "configs").mkdir(parents=True)
+    (tmp_path / "orpo-lab" / "pyproject.toml").write_text("")
+    config = tmp_path / "orpo-lab" / "configs" / "config.yaml"
+    config.write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\ndataset_mixer: {a: 1.0}\nbeta: 0.1\n")
+    with pytest.raises(InvalidJob, match="nothing says which of TRL's trainers"):
+        read_target(str(config), {})
+
+
 def test_the_simpo_repository_has_a_trainer_of_its_own(tmp_path: Path) -> None:
     config = tmp_path / "simpo.yaml"
     config.write_text(

@@ -1,11 +1,13 @@
 """Which of TRL's trainers a file or a command means, and that trainer's defaults by version."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Draft, Origin
 from memplan.frameworks.draft import UNTIL, NotKnown
 from memplan.frameworks.files.documents import Settings
+from memplan.frameworks.files.sourced import project_of
 from memplan.frameworks.hugging_face.arguments import DEFAULTS
 from memplan.frameworks.trl.keys import COMMANDS, LOSSES, METHOD_KEYS, METHODS, MODEL, NOT_MODELLED
 from memplan.frameworks.trl.keys import TRAINER as TRL_TRAINER
@@ -77,10 +79,12 @@ def method_of_file(settings: Settings, draft: Draft, text: str) -> tuple[str, Or
 
 
 def _of_path(path: str) -> str:
-    """The one method that a file's name, or the nearest folder with any, has a word of: recipes/dpo/config.yaml; empty
-    where there are two."""
-    for part in reversed(path.lower().split("/")):
-        words = re.split(r"[^a-z0-9]+", part)
+    """The one method that a file's name, or the nearest folder of its project with any, has a word of:
+    recipes/dpo/config.yaml; empty where there are two. What the project around a folder is called says nothing."""
+    here = Path(path).resolve()
+    top = project_of(here.parent)
+    for part in reversed(here.relative_to(top.parent if top == here.parent else top).parts):
+        words = re.split(r"[^a-z0-9]+", part.lower())
         found = {COMMANDS[word] for word in words if word in COMMANDS}
         if found:
             return found.pop() if len(found) == 1 and "online" not in words else ""
