@@ -263,6 +263,16 @@ JOBS: dict[str, dict[str, Any]] = {
         for name in ("ddp", "fsdp", "zero1", "zero2", "zero3")
         for trainer, when in (("pytorch", "before the student"), ("trl", "between its logits and its loss"))
     },
+    **{
+        f"nothing comes to a tied head beside a value head, {name}": {
+            "method": "reward",
+            "trainer": "llama-factory",
+            "model": LLAMA | {"tie_word_embeddings": True},
+            "sharding": name,
+            "precision": "auto",
+        }
+        for name in ("ddp", "fsdp2", "zero2")
+    },
     "a critic steps with the policy": {"sharding": "ddp", "method": "ppo"},
     "scales stay on the card": {
         "sharding": "fsdp2",

@@ -42,9 +42,11 @@ class PassPlan(NamedTuple):
 
     @property
     def ties_head(self) -> bool:
-        """Whether head and embedding are one weight: what PEFT copies to train (``modules_to_save``) is not."""
+        """Whether the loss reads a head that is the embedding's weight: what PEFT copies to train (``modules_to_save``)
+        is not, and beside a value head nothing comes to it."""
         saved = self.mode.adapter.saved if self.mode.adapter else frozenset[str]()
-        return self.spec.head_is_tied and saved.isdisjoint(("embed_tokens", self.spec.head.name))
+        shared = self.spec.head_is_tied and self.head.program != "value-head"
+        return shared and saved.isdisjoint(("embed_tokens", self.spec.head.name))
 
     def style_of(self, i: int) -> PassStyle:
         """The style of one layer, counted from 0."""
