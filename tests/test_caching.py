@@ -478,7 +478,7 @@ def test_the_simulation_starts_where_the_bytes_say() -> None:
 
 
 def test_what_is_not_played_is_refused() -> None:
-    assert recorded(sharding="zero1", num_gpus=2, deepspeed={"grad_accum_dtype": "fp32"})[0] is None
+    assert recorded(sharding="zero3", num_gpus=2, deepspeed={"zero_quantized_weights": True})[0] is None
 
 
 # -- the band ----------------------------------------------------------------------------------------------------------

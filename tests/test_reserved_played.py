@@ -148,7 +148,7 @@ def test_a_job_that_needs_more_than_its_share_does_not_fit() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"num_gpus": 2, "sharding": "zero1", "deepspeed": {"grad_accum_dtype": "fp32"}},
+        {"num_gpus": 2, "sharding": "zero3", "deepspeed": {"zero_quantized_weights": True}},
         {
             "model": "idefics2-8b",
             "images": {"per_example": 1, "width": 224, "height": 224},
@@ -210,19 +210,18 @@ def test_an_evaluation_is_played_behind_the_last_step(sharding: str) -> None:
 def test_bytes_that_a_play_misses_are_needed_too() -> None:
     job = recipe()
     peak = max(build_ledger(job, detailed=False).totals())
-    whole, missing = played(job, peak), played(job, peak + peak // 200)
+    whole, *missing = played(job, peak), played(job, peak + peak // 200), played(job, 2 * peak)
     assert not isinstance(whole, Unplayed)
-    assert not isinstance(missing, Unplayed)
-    assert missing.needs - whole.needs == missing.endless - whole.endless >= peak // 200 - peak // 1000
+    for found, beyond in zip(missing, (peak // 200, peak), strict=True):
+        assert not isinstance(found, Unplayed)
+        assert found.needs - whole.needs == found.endless - whole.endless >= beyond - peak // 1000
 
 
-def test_a_play_of_another_peak_than_the_ledgers_is_not_taken() -> None:
+def test_a_play_above_the_ledger_is_not_taken() -> None:
     job = recipe()
     peak = max(build_ledger(job, detailed=False).totals())
-    below, above = played(job, 2 * peak), played(job, peak // 2)
-    assert isinstance(below, Unplayed)
+    above = played(job, peak // 2)
     assert isinstance(above, Unplayed)
-    assert below.peak == 0
     assert above.peak == pytest.approx(peak, rel=0.001)
 
 
@@ -352,5 +351,5 @@ def test_a_cache_that_is_emptied_is_so_behind_all_forwards_of_each_micro_step() 
     never, sometimes, always = [each for each in found if each is not None]
     assert sometimes.marks == never.marks
     assert always.events == never.events
-    names = [name for at, name in always.marks if at >= always.start and not name.startswith("done")]
-    assert names == ["reference.forward", "policy.forward", "empty_cache", "policy.backward"] * 2 + ["step.optimizer"]
+    names = [name for at, name in always.marks if at >= always.start and name[:4] not in ("done", "step")]
+    assert names == ["reference.forward", "policy.forward", "empty_cache", "policy.backward"] * 2

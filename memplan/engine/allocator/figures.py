@@ -12,6 +12,7 @@ share of the bytes that come and go (``python benchmarks/reserved.py --published
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import NamedTuple
 
 from memplan.engine.allocator.blocks import Block
@@ -30,7 +31,7 @@ from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
 AGREES = 0.01
-"""Of the allocated peak: a play that reaches another peak than the ledger is of another job, and is not taken."""
+"""Of the allocated peak: a play that reaches further beyond the ledger is of another job, and is not taken."""
 ROUNDING = 0.001
 """Of the allocated peak: so little do sums of the ledger's rows and of the play's blocks differ by rounding alone."""
 SPREAD = 0.15
@@ -116,8 +117,8 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
     if recorded is None:
         return Unplayed("its step is not played yet")
     short = allocated - recorded.peak
-    if abs(short) > AGREES * allocated:
-        return Unplayed("its step is not played to the byte yet", recorded.peak if short < 0 else 0)
+    if -short > AGREES * allocated:
+        return Unplayed("its step is not played to the byte yet", recorded.peak)
     card = recipe.hardware.gpu.usable_bytes if recipe.hardware.gpu else None
     if card is not None and room is not None:
         room = Room(min(room.most, card), min(room.comfortable, card))
@@ -131,7 +132,9 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
     result = _figures(recipe, begun, settings, room, seek)
     if short <= ROUNDING * allocated:
         return result
-    return result._replace(needs=result.needs + short, endless=result.endless + short)  # what the play misses, too
+    most = room.most if room else inf  # what the play misses, too, which the ledger may count from above
+    on_card = None if result.on_card is None else int(min(result.on_card + short, max(most, result.on_card)))
+    return result._replace(needs=result.needs + short, endless=result.endless + short, on_card=on_card)
 
 
 class Begun(NamedTuple):
