@@ -241,14 +241,14 @@ JOBS: dict[str, dict[str, Any]] = {
         for away in ([], ["optimizer"], ["parameters", "optimizer"])
     },
     **{
-        f"a critic has a DeepSpeed engine of its own, {name}, {trainer}": {
+        f"a critic has an engine of its own, {name}, {trainer}": {
             "method": "ppo",
             "trainer": trainer,
             "precision": "auto",
             "gradient_accumulation_steps": 2,
             "sharding": name,
         }
-        for name in ("zero0", "zero1", "zero2", "zero3")
+        for name in ("ddp", "zero0", "zero1", "zero2", "zero3")
         for trainer in ("pytorch", "openrlhf")
     },
     **{

@@ -279,16 +279,14 @@ SECTIONS: tuple[Callable[[Ledger, Parts], None], ...] = (
 else does: ``quick`` remembers a section's sums by what it read."""
 
 
-def _enter_residents(ledger: Ledger, parts: Parts) -> None:
+def _enter_alone(ledger: Ledger, parts: Parts) -> None:
+    """Of other rows those that no batch decides."""
     enter_residents(ledger, parts.recipe)
-
-
-def _enter_overhead(ledger: Ledger, parts: Parts) -> None:
     enter_overhead(ledger, parts.recipe)
 
 
-CALM = (_enter_states, _enter_residents, _enter_gradients, _enter_overhead)
-"""What follows no pass, first states, then models beside them: rows of no instant are known before any is traced."""
+CALM = (_enter_states, _enter_gradients, _enter_alone)
+"""What follows no pass, first the states: rows that name no instant are known before any pass is traced."""
 
 
 def _enter_beside(ledger: Ledger, recipe: Recipe, traced: TracedPass, point: str) -> None:

@@ -5,15 +5,12 @@ in its own FSDP; ``update_critic`` runs all of its micro-steps and its optimizer
 While one trains, the other holds its weights and states, and models beside the policy are there. Each is priced as a
 job of its own, and the ledgers are read one after the other."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from memplan.engine.build import CALM, Parts, build_ledger
+from memplan.engine.build import build_ledger
 from memplan.engine.critic import NAME
-from memplan.engine.ledger import Ledger, Row
+from memplan.engine.ledger import ACCUMULATED, OF_A_MODEL, Ledger, Row
 from memplan.engine.step_and_evaluation import JoinedTotals
 from memplan.engine.sums import Totalled
-from memplan.engine.totals import models_alone, totalled
+from memplan.engine.totals import totalled
 from memplan.spec.groups import Loss, OtherModels
 from memplan.spec.recipe import Recipe
 from memplan.tables.methods import METHODS
@@ -48,28 +45,13 @@ def parted(recipe: Recipe) -> tuple[Recipe, Recipe]:
 def critic_and_policy(recipe: Recipe) -> Ledger:
     """The rows of both trainings, the critic's first."""
     critic, policy = parted(recipe)
-    return Trainings((build_ledger(critic), _states(critic)), (build_ledger(policy), _states(policy)))
+    return Trainings(build_ledger(critic), build_ledger(policy))
 
 
 def critic_and_policy_totals(recipe: Recipe) -> Totalled:
     """The same without rows."""
     critic, policy = parted(recipe)
-    return TrainingsTotals(totalled(critic), totalled(policy), models_alone(critic), models_alone(policy))
-
-
-def _states(recipe: Recipe) -> frozenset[str]:
-    """Names of the rows that are a model's weights and states, and of models beside it."""
-    parts: Any = Parts(recipe)
-    sections: Sequence[Callable[[Ledger, Any], None]] = CALM
-    if recipe.in_megatron:
-        from memplan.engine.megatron.build import CALM as MEGATRON
-        from memplan.engine.megatron.build import MegatronParts
-
-        parts, sections = MegatronParts(recipe), MEGATRON
-    ledger = Ledger(parts.schedule)
-    for section in sections[:2]:
-        section(ledger, parts)
-    return frozenset(row.name for row in ledger.rows)
+    return TrainingsTotals(totalled(critic), totalled(policy))
 
 
 def _schedule(critic: tuple[str, ...], policy: tuple[str, ...]) -> tuple[str, ...]:
@@ -78,16 +60,15 @@ def _schedule(critic: tuple[str, ...], policy: tuple[str, ...]) -> tuple[str, ..
 
 
 class Trainings(Ledger):
-    """Two ledgers, one after the other. States last through both, and what both have alike is one row."""
+    """Two ledgers, one after the other. What models have lasts through both; what both have alike is one row."""
 
-    def __init__(self, critic: tuple[Ledger, frozenset[str]], policy: tuple[Ledger, frozenset[str]]) -> None:
-        (first, of_critic), (second, of_policy) = critic, policy
-        self._critic, self._policy = critic, policy
+    def __init__(self, critic: Ledger, policy: Ledger) -> None:
+        self._parts = first, second = critic, policy
         super().__init__(_schedule(first.schedule, second.schedule))
         split, end = len(first.schedule), len(self.schedule) - 1
-        beside = [row for row in second.rows if _lasts(row, second) and row.name not in of_policy]
+        beside = [row for row in second.rows if _lasts(row, second) and not _is_own(row)]
         for row in first.rows:
-            if _lasts(row, first) and row.name in of_critic:
+            if _lasts(row, first) and _is_own(row):
                 self.rows.append(row._replace(name=_of_critic(row.name), dies=end))
             elif _lasts(row, first) and row in _like(beside, row):
                 continue  # the same in both: a context, communicators, workspaces
@@ -96,19 +77,19 @@ class Trainings(Ledger):
         alike = {row._replace(dies=0) for row in first.rows if _lasts(row, first)}
         for row in second.rows:
             lasting = _lasts(row, second)
-            whole = lasting and (row.name in of_policy or row._replace(dies=0) in alike)
+            whole = lasting and (_is_own(row) or row._replace(dies=0) in alike)
             self.rows.append(row._replace(born=0 if whole else row.born + split, dies=row.dies + split))
 
     def lasting(self, meter: str = "allocated", place: str = "gpu") -> int:
-        """Bytes that are there at every instant of both: states; of other meters what both have."""
+        """Bytes that are there at every instant of both: what models have; of other meters what both have."""
         if meter != "allocated" or place != "gpu":
-            return min(self._critic[0].lasting(meter, place), self._policy[0].lasting(meter, place))
-        return sum(_bytes(*each) for each in (self._critic, self._policy))
+            return min(part.lasting(meter, place) for part in self._parts)
+        own = (row for part in self._parts for row in part.rows if _lasts(row, part) and _is_own(row))
+        return sum(row.bytes for row in own if row.place == "gpu")
 
 
-def _bytes(ledger: Ledger, names: frozenset[str]) -> int:
-    rows = (row for row in ledger.rows if row.name in names and row.meter == "allocated" and row.place == "gpu")
-    return sum(row.bytes for row in rows if _lasts(row, ledger))
+def _is_own(row: Row) -> bool:
+    return row.meter == "allocated" and row.category in OF_A_MODEL and not row.name.startswith(ACCUMULATED)
 
 
 def _of_critic(name: str) -> str:
@@ -125,18 +106,17 @@ def _like(rows: list[Row], row: Row) -> list[Row]:
 
 
 class TrainingsTotals(JoinedTotals):
-    """The totals of both, one after the other, each beside the states of the other."""
+    """The totals of both, one after the other, each beside what the other's models have."""
 
-    def __init__(self, critic: Totalled, policy: Totalled, of_critic: int, of_policy: int) -> None:
+    def __init__(self, critic: Totalled, policy: Totalled) -> None:
         Totalled.__init__(self, critic.sections, _schedule(critic.schedule, policy.schedule))
         self.step, self.evaluation = critic, policy
-        self.of_critic, self.of_policy = of_critic, of_policy
 
     def totals(self, meter: str = "allocated", place: str = "gpu", bound: str = "bytes") -> list[int]:
         """Bytes alive at each instant of the critic's training, then of the policy's."""
         states = meter == "allocated" and place == "gpu"
-        more = (self.of_policy, self.of_critic) if states else (0, 0)
         parts = (self.step, self.evaluation)
+        more = [other.own() if states else 0 for other in parts[::-1]]
         return [
             size + other for part, other in zip(parts, more, strict=True) for size in part.totals(meter, place, bound)
         ]
@@ -145,4 +125,4 @@ class TrainingsTotals(JoinedTotals):
         """Bytes that are there at every instant of both."""
         if meter != "allocated" or place != "gpu":
             return min(self.step.lasting(meter, place), self.evaluation.lasting(meter, place))
-        return self.of_critic + self.of_policy
+        return self.step.own() + self.evaluation.own()

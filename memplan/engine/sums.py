@@ -3,7 +3,7 @@
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from memplan.engine.ledger import ACCUMULATED, NO_ROW, Entry, Ledger
+from memplan.engine.ledger import ACCUMULATED, NO_ROW, OF_A_MODEL, Entry, Ledger
 
 Kind = tuple[str, str]
 """Meter and place."""
@@ -18,6 +18,7 @@ class Sums(NamedTuple):
     lasting: int
     """Expected bytes that are there from the first instant to the last, however this is said."""
     accumulated: int  # of them gradients, gone between steps
+    own: int  # of them what models have, ``accumulated`` aside
     alive: tuple[tuple[int, ...] | None, ...]
     """Low, expected and high bytes of the others at each instant; None where there are no others."""
 
@@ -26,13 +27,13 @@ class _Open:
     """Sums that are still added to."""
 
     def __init__(self) -> None:
-        self.whole, self.lasting, self.accumulated = [0, 0, 0], 0, 0
+        self.whole, self.lasting, self.accumulated, self.own = [0, 0, 0], 0, 0, 0
         self.changes: tuple[list[int], ...] = ()
 
     def closed(self) -> Sums:
         low, expected, high = self.whole
         alive = tuple(tuple(accumulate(each))[:-1] for each in self.changes)
-        return Sums((low, expected, high), self.lasting, self.accumulated, alive)
+        return Sums((low, expected, high), self.lasting, self.accumulated, self.own, alive)
 
 
 class Adding(Ledger):
@@ -82,7 +83,9 @@ class Adding(Ledger):
             sums = self.kinds[meter, place] = _Open()
         if whole or (first == 0 and last == end):
             sums.lasting += size
-            sums.accumulated += size if name.startswith(ACCUMULATED) else 0
+            accumulated = name.startswith(ACCUMULATED)
+            sums.accumulated += size if accumulated else 0
+            sums.own += size if category in OF_A_MODEL and not accumulated else 0
         if whole:
             for i in range(3):
                 sums.whole[i] += figures[i]
@@ -159,3 +162,7 @@ class Totalled:
     def accumulated(self) -> int:
         """Of them gradients on the card that are accumulated."""
         return sum(sums.accumulated for section in self.sections if (sums := section.get(("allocated", "gpu"))))
+
+    def own(self) -> int:
+        """Bytes on the card that models have from step to step."""
+        return sum(sums.own for section in self.sections if (sums := section.get(("allocated", "gpu"))))

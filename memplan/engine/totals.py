@@ -106,10 +106,10 @@ class Remembering:
         parts, pairs = self.of(recipe), zip(self.rows, self.sections, strict=True)
         return Totalled([rows(parts) for rows, of in pairs if of not in sections], parts.schedule)
 
-    def states(self, recipe: Recipe, sections: int = 1) -> int:
-        """Bytes of so many sections of what is calm that are there at every instant: no pass is followed."""
-        found = [rows(self.of(recipe)).get(("allocated", "gpu")) for rows in self.calm[:sections]]
-        return sum(sums.lasting for sums in found if sums)
+    def states(self, recipe: Recipe) -> int:
+        """Bytes of the first section, the model states, that are there at every instant: no pass is followed."""
+        sums = self.calm[0](self.of(recipe)).get(("allocated", "gpu"))
+        return sums.lasting if sums else 0
 
     def there(self, recipe: Recipe) -> Totalled:
         """The sums of what no pass decides (``Lasting.schedule``)."""
@@ -159,11 +159,6 @@ def without_sharding(recipe: Recipe) -> Totalled:
 def states_alone(recipe: Recipe) -> int:
     """Bytes of model states that are there at every instant: what no batch, loss or checkpointing makes smaller."""
     return (_megatron() if recipe.in_megatron else ORDINARY).states(recipe)
-
-
-def models_alone(recipe: Recipe) -> int:
-    """The same with the models beside them."""
-    return (_megatron() if recipe.in_megatron else ORDINARY).states(recipe, 2)
 
 
 def there(recipe: Recipe) -> Totalled:

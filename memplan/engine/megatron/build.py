@@ -142,8 +142,10 @@ def _enter_surroundings(ledger: Ledger, parts: MegatronParts) -> None:
     enter_surroundings(ledger, parts.recipe)
 
 
-def _enter_references(ledger: Ledger, parts: MegatronParts) -> None:
+def _enter_alone(ledger: Ledger, parts: MegatronParts) -> None:
+    """Of other rows those that no batch decides."""
     enter_references(ledger, parts.recipe)
+    enter_surroundings(ledger, parts.recipe)
 
 
 SECTIONS: tuple[Callable[[Ledger, MegatronParts], None], ...] = (
@@ -156,8 +158,8 @@ SECTIONS: tuple[Callable[[Ledger, MegatronParts], None], ...] = (
     _enter_surroundings,
 )
 """Every kind of row, in the order of the ledger; ``quick`` remembers the sums of each by what it read."""
-CALM = (_enter_states, _enter_references, _enter_surroundings)
-"""What follows no pass, first the states, then models beside them."""
+CALM = (_enter_states, _enter_alone)
+"""What follows no pass, first the states."""
 
 
 def _add(ledger: Ledger, held: Held, category: str, life: tuple[str, str], why: str, source: str) -> None:
