@@ -15,6 +15,8 @@ from memplan.cli.app import main
 from memplan.cost import card, examples_per_step, seconds
 from memplan.errors import InvalidJob, UsageError
 from memplan.planner import Plans, plan
+from memplan.planner import candidates as planned_candidates
+from memplan.planner.axes import Refusal, joined
 from memplan.planner.candidates import Builder, without_choices
 from memplan.planner.changes import change
 from memplan.planner.planning import question
@@ -561,3 +563,32 @@ def test_a_candidate_is_what_resolve_makes_of_its_keys(keys: dict[str, Any]) -> 
             for recipe in (each.recipe, builder.recipe(each.keys))
         )
         assert found == resolved, each.keys
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model": "t5-small", "method": "sft", "num_gpus": 2},
+        {"model": "gemma-2-9b", "method": "kto", "num_gpus": 8, "sequence_length": 8192},
+        {"model": "qwen2.5-vl-7b", "method": "dpo", "num_gpus": 2, "quantization": "nf4", "lora": {"r": 8}},
+    ],
+    ids=str,
+)
+def test_what_refuses_both_halves_of_a_structure_refuses_it(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = question(read_job({**keys, "gpu": "a100-40gb"}))
+    space, said = (asked.given, asked.space, asked.device), list[Refusal]()
+
+    def noted(*given: Any) -> Any:
+        found = joined(*given)
+        said.extend([found] if isinstance(found, Refusal) else [])
+        return found
+
+    monkeypatch.setattr(planned_candidates, "joined", noted)
+    found = planned_candidates.trainings(*space)
+    assert said
+    monkeypatch.setattr(planned_candidates, "joined", lambda *given: None)
+    whole = planned_candidates.trainings(*space)
+    assert found.refused == whole.refused
+    assert [each.keys for each in found.legal] == [each.keys for each in whole.legal]

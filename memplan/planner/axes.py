@@ -44,7 +44,7 @@ class Other(NamedTuple):
 
 
 def others(space: Space, layout: Mapping[str, Any]) -> tuple[Other, ...]:
-    """The axes beside the layout, of which dominated values are left out (see ``alternatives``)."""
+    """The axes beside the layout, of which dominated values are left out (see ``attempts``)."""
     axes = tuple((key, axis) for key in OTHERS if (axis := values(space, layout, key)))
     return _products(axes, trainer_of(space, layout).reference.offloads)
 
@@ -169,8 +169,17 @@ def _modules(space: Space, layout: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     return (), cheap, (*whole, *(["moe"] if experts else []), *(["mlp"] if dense else []))
 
 
-def alternatives(space: Space, keys: Keys, refusal: str) -> Iterator[Keys]:
-    """What to try in order where a dominating value is what is refused: the next ones of its axis."""
+class Reason(NamedTuple):
+    """Why an attempt is refused."""
+
+    message: str
+    hint: str = ""
+
+
+def attempts(space: Space, keys: Keys, reasons: list[Reason]) -> Iterator[Keys]:
+    """The keys; and where a dominating value is what the first of the ``reasons`` refuses, the next of its axis."""
+    yield keys
+    refusal = " ".join(reasons[0])
     for key, ordered in DOMINATED.items():
         if key in space.fixed or keys.get(key) not in ordered or key.split("_")[0] not in refusal:
             continue
@@ -180,17 +189,30 @@ def alternatives(space: Space, keys: Keys, refusal: str) -> Iterator[Keys]:
             yield {**keys, key: "auto"}
 
 
-Made = dict[Hashable, tuple[Keys, Recipe]]
-"""Structures of a layout by their choices: their keys, and what they resolve to."""
+class Refusal(NamedTuple):
+    """Why a structure is, and each of what was tried in its place (``attempts``)."""
+
+    reasons: tuple[Reason, ...]
 
 
-def joined(other: Keys, keys: Keys, first: Keys, made: Made) -> tuple[Keys, Recipe] | None:
+Made = dict[Hashable, tuple[Keys, Recipe] | Refusal]
+"""Structures of a layout by their choices: their keys, and what they resolve to, or why they do not."""
+
+
+def joined(other: Keys, keys: Keys, first: Keys, made: Made) -> tuple[Keys, Recipe] | Refusal | None:
     """A structure of two that are resolved: one with its checkpointing, one with its loss head and reference, which do
-    not bear on each other. None where it is one of these itself, or one of these cannot be."""
+    not bear on each other. So what refuses both refuses it, and what refuses one where the other runs as it is. None
+    where it is one of these itself, or they do not say."""
     loss: Keys = {key: first[key] for key in ("loss_head", "reference") if key in other}
     again: Keys = {"gradient_checkpointing": first.get("gradient_checkpointing")}
     own, plain = (made.get(frozenset((other | half).items())) for half in (loss, again))
-    if own is None or plain is None or any(own[0].get(key) != plain[0].get(key) for key in DOMINATED):
+    if own is None or plain is None:
+        return None
+    if isinstance(own, Refusal):
+        return own if own == plain or _refused_alone(own, plain, keys) else None
+    if isinstance(plain, Refusal):
+        return plain if _refused_alone(plain, own, keys) else None
+    if not _as_it_is(own[0], plain[0]):
         return None
     (said, recipe), (_, of) = own, plain
     same = {key: said[key] for key in DOMINATED if key in said}
@@ -205,3 +227,12 @@ def named(other: Keys, recipe: Recipe) -> Iterator[Hashable]:
     for size in range(1, len(autos) + 1):
         for keys in combinations(autos, size):
             yield frozenset({**other, **{key: autos[key] for key in keys}}.items())
+
+
+def _as_it_is(keys: Keys, others: Keys) -> bool:
+    return all(keys.get(key) == others.get(key) for key in DOMINATED)
+
+
+def _refused_alone(one: Refusal, other: tuple[Keys, Recipe] | Refusal, keys: Keys) -> bool:
+    """Whether nothing was tried in the place of the one, and the other runs with what is tried first."""
+    return len(one.reasons) == 1 and not isinstance(other, Refusal) and _as_it_is(other[0], keys)

@@ -5,14 +5,13 @@ A recipe with another batch and accumulation is what ``resolve`` makes of the jo
 tests/test_plan.py compares both field by field)."""
 
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from memplan.cost import Prepared, examples_per_step, prepare, seconds
 from memplan.cost.rates import Device
 from memplan.engine.bounds import stepping
 from memplan.errors import MemplanError
-from memplan.planner.axes import LEANEST, OUTDONE, Made, alternatives, in_megatron, joined, named, others
+from memplan.planner.axes import LEANEST, OUTDONE, Made, Reason, Refusal, attempts, in_megatron, joined, named, others
 from memplan.planner.degrees import Keys
 from memplan.planner.space import CHECKPOINTING, CHOSEN, OTHERS, Space, batches, data_ranks, layouts
 from memplan.planner.steps import accumulation_class, depends_on_batch, with_same_step
@@ -165,15 +164,17 @@ class Builder:
             keys = same_training(
                 self.space, in_megatron({**layout, **other}), self.given.sources.get("precision") == "option"
             )
-            found = joined(other, keys, everything[0].keys, made) or self._resolved(family, keys, sizes)
-            if found is None:
+            found = made[own] = joined(other, keys, everything[0].keys, made) or self._resolved(keys, sizes)
+            if isinstance(found, Refusal):
+                self._refuse(family, keys, found.reasons[0], len(sizes))
                 continue
-            keys, recipe = made[own] = found
+            keys, recipe = found
             floor = floor or floor_of(recipe)
             if floor > allowed_of(recipe):
                 self.floored.append(Floored(family, keys, len(everything) * len(sizes)))
                 return
-            known.update(named(other, recipe))
+            known.update(same := set(named(other, recipe)))
+            made |= dict.fromkeys(same, found)
             better["pair_pass"].add(own)
             if recipe.others.reference == LEANEST["reference"] and not stays_gathered(recipe):
                 better["reference"].add(frozenset({**other, **LEANEST}.items()))
@@ -187,20 +188,17 @@ class Builder:
         name = (self.layout, *said, str(keys.get("offload")), keys.get("megatron", {}).get("recompute_modules"))
         return self.structures.setdefault(name, len(self.structures))
 
-    def _resolved(self, family: int, keys: Keys, sizes: list[tuple[int, int]]) -> tuple[Keys, Recipe] | None:
+    def _resolved(self, keys: Keys, sizes: list[tuple[int, int]]) -> tuple[Keys, Recipe] | Refusal:
         """A structure's recipe with its first batch, or the last where its optimizer may not accumulate; dominated
-        values where the dominating ones are refused; None where it cannot be."""
+        values where the dominating ones are refused."""
         size, steps = sizes[-1 if "accumulation" in OPTIMIZERS[self.space.job.optimizer].refusals else 0]
-        batch = {"batch_size": size, **self._steps(steps)}
-        try:
-            return keys, self.recipe({**keys, **batch})
-        except MemplanError as error:
-            reason, hint = error.message, error.hint  # the error itself names this frame, which would name it
-        for attempt in alternatives(self.space, keys, f"{reason} {hint}"):
-            with suppress(MemplanError):
+        batch, reasons = {"batch_size": size, **self._steps(steps)}, list[Reason]()
+        for attempt in attempts(self.space, keys, reasons):
+            try:
                 return attempt, self.recipe({**attempt, **batch})
-        self._refuse(family, keys, reason, len(sizes), hint)
-        return None
+            except MemplanError as error:  # noqa: PERF203  # it names this frame, which would name it
+                reasons.append(Reason(error.message, error.hint))
+        return Refusal(tuple(reasons))
 
     def _steps(self, steps: int) -> Keys:
         """The accumulation; where there is none that makes the global batch, that itself, for its reason."""
@@ -210,9 +208,9 @@ class Builder:
         said = {"gradient_accumulation_steps": kept} if kept else {}
         return {"global_batch_size": self.space.global_batch, **said}
 
-    def _refuse(self, number: int, keys: Keys, reason: str, count: int, hint: str = "") -> None:
-        known = self.refused.get((number, reason), Refused(keys, reason, 0, hint))
-        self.refused[number, reason] = known._replace(plans=known.plans + count)
+    def _refuse(self, number: int, keys: Keys, why: Reason, count: int) -> None:
+        known = self.refused.get((number, why.message), Refused(keys, why.message, 0, why.hint))
+        self.refused[number, why.message] = known._replace(plans=known.plans + count)
 
     def _batches(
         self, number: int, keys: Keys, first: Recipe, sizes: list[tuple[int, int]], ready: Prepared, floor: int
@@ -228,7 +226,7 @@ class Builder:
             try:
                 recipe = self._with_batch(first, keys, size, steps)
             except MemplanError as error:
-                self._refuse(number, full, error.message, 1, error.hint)
+                self._refuse(number, full, Reason(error.message, error.hint), 1)
                 continue
             steps_class = accumulation_class(recipe)
             met.add(steps_class)
