@@ -83,10 +83,9 @@ def layer_weights(layer: Layer, count: int, trained: bool, adapter: Adapter | No
         rows, columns = (linear.inputs, linear.outputs) if linear.transposed else (linear.outputs, linear.inputs)
         wide = experts is not None and experts.routing.kept_wide and linear is experts.router
         if owned:
-            learns = trained and not linear.frozen
-            yield Weight(
-                linear.name, rows, columns, count, learns, "layer", linear=matrix, itemsize=DTYPE_BYTES["fp32"] * wide
-            )
+            made = Weight(linear.name, rows, columns, count, trained, "layer", linear=matrix)
+            made = made._replace(trained=trained and not linear.frozen, idle=trained and linear.frozen)
+            yield made._replace(itemsize=DTYPE_BYTES["fp32"] * wide)
         if linear.bias and owned:
             yield Weight(
                 linear.name + ".bias", linear.outputs, 1, count, bias_trained(linear, adapter, trained), "layer"
