@@ -44,6 +44,8 @@ def check(recipe: Recipe) -> None:
         raise InvalidJob(f"logits_dtype: {name} decides it itself", "leave logits_dtype out")
     if recipe.operators.kernels.compiled:
         raise InvalidJob("compile: what a compiler makes cannot be traced", "leave compile out")
+    if recipe.loss.code.entropy == "compiled":
+        raise InvalidJob("entropy: what a compiler makes cannot be traced", "use entropy none")
     if recipe.loss.head not in HEADS:
         raise InvalidJob(f"loss_head: {recipe.loss.head} cannot be traced", "use cross-entropy, log-softmax, selective")
     if recipe.loss.head in ("shifted-cross-entropy", "foak-cross-entropy") and recipe.loss.to_fp32:
