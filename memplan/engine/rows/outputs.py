@@ -62,6 +62,7 @@ def enter_choices(ledger: Ledger, traced: TracedPass) -> None:
     waits = plan.style in ("checkpoint", "reentrant")
     makers = [getattr(run.layer.mixer, "indexer", None) is not None for run in plan.spec.runs for _ in range(run.count)]
     chosen = sum(makers[:-1]) if waits else 1
+    last = "embedding-backward" if plan.style == "reentrant" else "last-layer-backward"  # ``ctx.run_function``'s keys
 
     from memplan.engine.layers.attention.mla import INT32
 
@@ -71,7 +72,7 @@ def enter_choices(ledger: Ledger, traced: TracedPass) -> None:
         "activations",
         chosen * size,
         f"{plan.name}.layer-forward",
-        f"{plan.name}.last-layer-backward" if waits and len(makers) > 1 else f"{plan.name}.layer-forward",
+        f"{plan.name}.{last}" if waits and len(makers) > 1 else f"{plan.name}.layer-forward",
     ).told(chosen, size)
 
 
