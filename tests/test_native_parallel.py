@@ -223,3 +223,40 @@ def test_other_streams_keep_their_segments() -> None:
     assert kept["segments of all-gathers"].bytes > 0
     assert found.per_gpu.reserved_bytes.expected >= found.per_gpu.allocated_bytes
     assert not [row for row in report(sharding="ddp").per_gpu.ledger if row.meter == "reserved"]
+
+
+LAYERS = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 6,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 2000, "tie_word_embeddings": False,
+}  # fmt: skip
+HEAD = LAYERS | {"num_hidden_layers": 3, "vocab_size": 32000}
+AGAIN = {"gradient_checkpointing": "full"}
+TRACED = [
+    ({"model": LAYERS, "tensor_parallel": 2}, (1803830272, 1797175296, 716639232)),
+    ({"model": LAYERS, "tensor_parallel": 4, **AGAIN}, (580998144, 762473472, 716772352)),
+    (
+        {"model": LAYERS, "tensor_parallel": 2, "precision": "bf16", "reshard_after_forward": False},
+        (1853180416, 1806630400, 358336512),
+    ),
+    ({"model": HEAD, "tensor_parallel": 2, "sequence_length": 1024}, (1366522368, 1427891712, 675765248)),
+    (
+        {"model": HEAD, "tensor_parallel": 4, "num_gpus": 16, "sequence_length": 4096, **AGAIN},
+        (1303682560, 1426473472, 337976320),
+    ),
+    (
+        {"model": HEAD, "tensor_parallel": 2, "sequence_length": 1024, "reshard_after_forward": False, **AGAIN},
+        (1219264000, 1234225664, 675765248),
+    ),
+]
+"""The classes of transformers 5.24 divided as torchtitan 0.2 divides its own (models/llama3/infra/parallelize.py, its
+loss parallel too), under FSDP2 on a mesh of two axes; torch 2.13's fake tensors and ranks: forward, backward, step in
+bytes."""
+
+
+@pytest.mark.parametrize(("keys", "traced"), TRACED)
+def test_tensor_parallel_ranks_hold_what_dtensors_do(keys: dict[str, Any], traced: tuple[int, ...]) -> None:
+    """Where the loss is within the class's forward, as in no torchtitan, this holds the head's input over it."""
+    job = {"method": "sft", "trainer": "pytorch", "sharding": "fsdp2", "num_gpus": 8, "batch_size": 2}
+    phases = estimate({**job, "sequence_length": 2048, **keys}).per_gpu.phases
+    for name, size, within in zip(("forward", "backward", "step"), traced, (7e-3, 1e-3, 1e-3), strict=True):
+        assert phases[name] == pytest.approx(size, rel=within)

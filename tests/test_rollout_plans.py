@@ -21,8 +21,10 @@ from memplan.frameworks.emit.writing import emit
 from memplan.frameworks.registry import find_framework
 from memplan.gpus import find_gpu
 from memplan.planner.generating import not_apart, row_of, ways
-from memplan.planner.moves import moves, space_of
+from memplan.planner.moves import _paths, moves, space_of
 from memplan.planner.planning import job_input, pricing_of, question, search
+from memplan.planner.pricing import FREE, ROWS, Pricing
+from memplan.planner.space import CHOSEN, WHERE_UNSAID, layouts, offloading
 from memplan.planner.splits import candidates
 from memplan.reporting import peak
 from memplan.resolve import resolve
@@ -420,10 +422,50 @@ def test_the_base_that_verl_gathers_twice_has_a_remedy() -> None:
     """layered_summon sends adapters of FSDP1 a layer at a time; FSDP2 gathers no more than a tensor."""
     keys = {**VERL, "rollout": LENGTHS, "sequence_length": 2048, "completion_length": 1536, "lora": {"r": 8}}
     for sharding, told in (("fsdp", True), ("fsdp2", False)):
-        given = as_input({**keys, "sharding": sharding})
-        assert any(move.keys == {"sync": {"gather": "unit"}} for move in moves(given.job, resolve(given))) is told
+        given = {**keys, "sharding": sharding}
+        found, least = Pricing(FREE).leanest(resolve(as_input(given)))
+        assert (found.get("sync") == {"gather": "unit"}) is told
+        said = resolve(as_input(given | {"sync": {"gather": "unit"}})).generator
+        assert least.generator is not None
+        assert said is not None
+        assert told is (least.generator.syncing == said.syncing)
     made = emit(as_input({**keys, "sharding": "fsdp", "sync": {"gather": "unit"}}), find_framework("verl"))
     assert "layered_summon: true" in made.texts["verl.yaml"]
+
+
+ASKED: tuple[dict[str, Any], ...] = (
+    {"model": "llama-3.1-8b", "method": "sft"},
+    {"model": "llama-3.1-8b", "method": "dpo", "trainer": "trl", "eval_batch_size": 4},
+    {"model": "llama-3.1-8b", "method": "sft", "trainer": "megatron", "num_gpus": 16},
+    {"model": "llama-3.1-8b", "method": "sft", "trainer": "trl", "lora": {"r": 8}, "quantization": "nf4"},
+    {"model": "llama-3.1-8b", "method": "sft", "trainer": "trl", "num_gpus": 1, "precision": "fp32"},
+    rolling({**VERL, "lora": {"r": 8}, "sharding": "fsdp"}),
+    rolling({**VERL, "token_budget": 8192}),
+    rolling(TRL),
+    rolling({**VERL, "extra_models": [{"role": "reward", "model": "qwen2.5-7b", "rollout": {"engine": "vllm"}}]}),
+)
+OUTSIDE = {
+    "num_gpus": "the cards are the question's: --min-gpus asks for more",
+    "precision": "its training stays what it is",
+    "quantization": "--allow has what changes the weights",
+    "eval_batch_size": "no training sees it",
+    "token_budget": "batch_size stands for it",
+    "sync.bucket_bytes": "its default is small beside what is gathered",
+    "extra_models.reward.rollout.gpu_memory_utilization": "of extra_models as a whole",
+    "extra_models.reward.rollout.tensor_parallel": "of extra_models as a whole",
+}
+"""Keys that a remedy changes and a plan does not, with why."""
+
+
+def test_what_a_remedy_changes_a_plan_has_too() -> None:
+    changed, chosen = set[str](), {*CHOSEN, *WHERE_UNSAID, *(path for row in ROWS for path in _paths(row.keys))}
+    for keys in ASKED:
+        given = as_input({"gpu": "h100-80gb", "num_gpus": 8, **keys})
+        changed |= {path for move in moves(given.job, resolve(given)) for path in _paths(move.keys)}
+        space = question(given).space
+        chosen |= {path for layout in (*layouts(space), *offloading(space)) for path in layout}
+        chosen |= {path for way in ways(given.job, space) for path in _paths(way.keys)}
+    assert changed - chosen == set(OUTSIDE)
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ class Searched(NamedTuple):
 def pricing_of(asked: Question) -> Pricing:
     """Free choices are those that the user did not fix."""
     sources = asked.given.sources
-    keys = {"allocator": "allocator", "views": "gradient_as_bucket_view", "flash": "attention"}
+    keys = {"allocator": "allocator", "views": "gradient_as_bucket_view", "flash": "attention", "gathered": "sync"}
     return Pricing([name for name, key in keys.items() if sources.get(key) != "option"])
 
 

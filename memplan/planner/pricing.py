@@ -29,7 +29,7 @@ class Free(NamedTuple):
     keys: Keys
     """As a user sets it."""
     fields: Keys
-    """What then differs in the recipe, by path."""
+    """What then differs in the recipe, by path; of a value a function of what it was."""
     applies: Callable[[Recipe], bool]
 
     def is_told(self, recipe: Recipe) -> bool:
@@ -95,6 +95,13 @@ ROWS = (
         {"attention": "flash"},
         {"operators.attention": "flash"},
         lambda recipe: recipe.operators.attention == "sdpa" and not recipe.in_megatron and has_flash(recipe),
+    ),
+    Free(
+        "gathered",
+        "adapters gathered layer by layer (layered_summon)",
+        {"sync": {"gather": "unit"}},
+        {"generator.syncing": lambda syncing: syncing._replace(gather="unit", again=False)},
+        lambda recipe: recipe.generator is not None and recipe.generator.syncing.again,
     ),
 )
 FREE = tuple(row.name for row in ROWS)

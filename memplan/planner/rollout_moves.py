@@ -16,7 +16,6 @@ from memplan.units import MiB, ceil_div, format_bytes
 
 SHARE, SLEEP, AWAY, ENGINE_RANKS, LONGEST = "share", "sleep", "trainer_offload", "engine ranks", "max_model_len"
 SCORING, BUCKET, PLACE, SHARED = "logprob_token_budget", "bucket", "placement", "shared weights"
-GATHERED = "gathered"
 UNORDERED = (SHARE, SLEEP, AWAY, ENGINE_RANKS, PLACE)
 """Axes of which any value may hold the least."""
 VALUES = 4
@@ -51,9 +50,6 @@ def rollout_moves(job: Job, recipe: Recipe) -> Iterator[RolloutMove]:
             size = max(LEAST_BUCKET, of.syncing.bucket_bytes // 4)
             words = f"weights sent {format_bytes(size, 0)} at a time"
             yield RolloutMove(BUCKET, words, {"sync": {"bucket_bytes": size}}, ranks)
-        if of.syncing.again:
-            words = "adapters gathered layer by layer (layered_summon)"
-            yield RolloutMove(GATHERED, words, {"sync": {"gather": "unit"}}, ranks)
     yield from _scoring(job, recipe, ranks)
 
 

@@ -77,6 +77,7 @@ def plan_name(keys: Mapping[str, Any]) -> str:
         parts.append("expandable segments")
     if keys.get("offload"):
         parts.append("offload " + " and ".join(keys["offload"]))
+    parts.append("layered_summon" if (keys.get("sync") or {}).get("gather") == "unit" else "")
     parts.append(engine_name(keys))
     return ", ".join(part for part in parts if part)
 

@@ -96,7 +96,10 @@ class Recipe(NamedTuple):
         found: Any = self
         for path, value in fields.items():
             group, name = path.split(".")
-            found = found._replace(**{group: getattr(found, group)._replace(**{name: value})})
+            part = getattr(found, group)
+            found = found._replace(
+                **{group: part._replace(**{name: value(getattr(part, name)) if callable(value) else value})}
+            )
         recipe: Recipe = found
         return recipe
 
