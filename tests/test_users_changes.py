@@ -273,3 +273,11 @@ def test_a_trainer_whose_steps_the_program_takes_is_no_training_of_its(driven: s
     text = PROGRAM.format(lines="", before="", trainer="Trainer", more="", evaluates="no")
     found = checked("a.py", text.replace("trainer.train()", f"trainer.train()\n{driven}"), sequence_length=256)
     assert ("takes the trainer's steps itself" in found.text) == said
+
+
+def test_a_model_that_a_value_head_is_put_around_is_the_one_that_was_made() -> None:
+    lines = "from trl import AutoModelForCausalLMWithValueHead as Valued\nmodel = Valued.from_pretrained(model)"
+    text = PROGRAM.format(lines=lines, before="", trainer="Trainer", more="", evaluates="no")
+    found = checked("a.py", text, sequence_length=256, num_gpus=1)
+    assert found.fits == "unclear" and "AutoModelForCausalLMWithValueHead (loss)" in found.text, found.text
+    assert found.job["model"] == "Qwen/Qwen2.5-0.5B" and found.job["lora"]["r"] == 8

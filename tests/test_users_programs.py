@@ -306,6 +306,7 @@ BY_TRAINER = {"wrap": "", "handed": "peft_config=lora"}
         ("DPO", "max_length=256, precompute_ref_log_probs=True", "1.16", BY_TRAINER, "precomputed"),
         ("GRPO", "beta=0.04", "0.27", WRAPPED, "second-adapter"),
         ("GRPO", "beta=0.0", "1.16", WRAPPED, "none"),
+        ("GRPO", "beta=0.0 if float(x) > 1 else 0.01", "1.16", WRAPPED, "second-adapter"),
         ("KTO", "max_length=256", "1.1", WRAPPED, "adapter"),
     ],
 )

@@ -212,6 +212,9 @@ def put_changes(trainer: Thing, found: list[Thing], run: Run, draft: Draft) -> N
             if key.startswith(MARK):  # of a branch that nobody can decide the change is one of two
                 said = why if isinstance(why, str) else next(one for one in why.either if isinstance(one, str))
                 draft.warn(key.removeprefix(MARK), str(each.places[key]), said, "model")
+    if found and str(found[0].values["class"]).endswith("WithValueHead"):
+        why = "its logits in fp32 and all hidden states that it keeps are not modelled"
+        draft.warn(found[0].values["class"], str(found[0].places["class"]), why, "loss")
     warn_copy_of_trl(run.start.partition(", cell ")[0], TRAINERS[trainer.last], draft)
     if found and "upcast" in found[0].values and draft.values.get("quantization", "none") == "none":
         why = "a cast of the program's own is made of some weights"

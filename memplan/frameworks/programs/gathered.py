@@ -34,7 +34,7 @@ LARGEST: Mapping[str, Any] = {
     **dict.fromkeys(
         words(
             """per_device_train_batch_size per_device_eval_batch_size max_length max_seq_length max_completion_length
-            max_prompt_length"""
+            max_prompt_length beta"""
         ),
         max,
     ),
@@ -175,7 +175,7 @@ class Gathered:
             (self.values[key],) = {each for each in unknown.either if each is not None}
             self.bounds[ASKS[key]] = f"{place}: {key} {verb(unknown)}: of a tokenizer that has no bound of its own"
             return True
-        kind = {"gradient_checkpointing": bool, "attn_implementation": str}.get(key, int)
+        kind = {"gradient_checkpointing": bool, "attn_implementation": str, "beta": float}.get(key, int)
         if key not in LARGEST or not unknown.either or any(type(each) is not kind for each in unknown.either):
             return False
         if kind is str and not set(unknown.either) <= set(ATTENTION):
@@ -190,7 +190,7 @@ class Gathered:
         for key, why in self.bounds.items():
             if key in draft.origins:
                 draft.origins[key] = Origin(ASSUMED, why)
-            if key in ("attention", "gradient_checkpointing"):  # of which nobody says what was assumed
+            if key in ("attention", "gradient_checkpointing", "reference"):  # of which nobody says what was assumed
                 draft.remarks.append(why)
 
 

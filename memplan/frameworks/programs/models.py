@@ -15,9 +15,7 @@ from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thi
 from memplan.units import pairs_of
 
 UNSLOTH = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastLlamaModel", "FastMistralModel", "FastQwen2Model")
-NO_MODELS = (
-    "Tokenizer", "TokenizerFast", "Processor", "Config", "Extractor", "Dataset", "Pipeline", "Collator", "Scheduler",
-)  # fmt: skip
+NO_MODELS = tuple("Tokenizer TokenizerFast Processor Config Extractor Dataset Pipeline Collator Scheduler".split())
 """How classes end whose ``from_pretrained`` loads no model."""
 TRAINERS: Mapping[str, str] = {
     **pairs_of(
@@ -69,9 +67,12 @@ def _model(call: Call, cls: Ref, how: str) -> Any:
     if cls.last in ("PeftModel", "PeftModelForCausalLM"):
         return _adapted(call)
     model = call.thing("model")
-    name = model.values.pop("*0", None)
-    for key in ("model_name", "pretrained_model_name_or_path", "model_name_or_path"):
-        name = model.values.pop(key, None) if name is None else name
+    keys = ("*0", "model_name", "pretrained_model_name_or_path", "model_name_or_path")
+    name = next((model.values.pop(key) for key in keys if model.values.get(key) is not None), None)
+    if things(name):  # TRL's AutoModelForCausalLMWithValueHead around a model that is there
+        for each in things(name):
+            each.set("class", cls.last, call.place)
+        return name
     if how == "from_config":
         name = _of_config(name if name is not None else model.values.get("config"), call)
     saved = saved_adapter(call, name)
@@ -86,9 +87,7 @@ def _model(call: Call, cls: Ref, how: str) -> Any:
         name = _again(model, *found, unsloth=cls.last in UNSLOTH, place=call.place)
     model.set("class", cls.last if cls.known else cls.name, call.place)
     model.set("model_name_or_path", name, call.places.get("model_name", call.place))
-    if cls.last not in UNSLOTH:
-        return model
-    return (model, Unknown("the tokenizer", call.place))
+    return (model, Unknown("the tokenizer", call.place)) if cls.last in UNSLOTH else model
 
 
 def _again(model: Thing, before: Thing, adapters: Any, unsloth: bool, place: Place) -> Any:
