@@ -583,7 +583,8 @@ def test_a_config_with_keys_of_a_program_that_is_not_found_says_so() -> None:
     for more, said in (("gamma: 1.0\nepochs: 2\n", True), ("", False)):
         Path("dpo.yaml").write_text(keys + more)
         found = check_file("dpo.yaml", CARD)
-        assert found.fits == "yes" and any("without settings of its own" in each for each in found.warnings) is said
+        assert found.fits == "yes"
+        assert any("without settings of its own" in each for each in found.warnings) is said
 
 
 @pytest.mark.parametrize(
@@ -600,3 +601,19 @@ def test_a_dtype_that_nobody_says_is_told_where_the_version_of_transformers_is_n
     found = check_file("train.py", {**CARD, "sequence_length": 256})
     assert any("no dtype" in each for each in found.warnings) is said, found.warnings
     assert found.job["dtype"] == ("fp32" if "4.50" in pins else "bf16")
+
+
+def test_options_that_a_script_gives_to_a_click_command_are_its_parameters() -> None:
+    Path("train.py").write_text(
+        "import click\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        '@click.command()\n@click.option("--base-model")\n@click.option("--micro", "rows", type=int, default=1)\n'
+        '@click.option("--cutoff_len", "cutoff_len", type=int, default=512)\n'
+        "def main(base_model, rows, cutoff_len):\n"
+        '    model = AutoModelForCausalLM.from_pretrained(base_model, dtype="bfloat16")\n'
+        "    tok = lambda x: tokenizer(x, truncation=True, max_length=cutoff_len)\n"
+        "    args = TrainingArguments(output_dir='o', per_device_train_batch_size=rows, bf16=True)\n"
+        "    Trainer(model=model, args=args).train()\nmain()\n"
+    )
+    Path("a.sh").write_text("torchrun --nproc_per_node 1 train.py --base-model Qwen/Qwen2.5-0.5B --micro 4\n")
+    job = check_file("a.sh", CARD).job
+    assert (job["model"], job["batch_size"], job["sequence_length"]) == ("Qwen/Qwen2.5-0.5B", 4, 512)

@@ -253,9 +253,11 @@ def test_a_folder_whose_adapters_a_loop_names_has_them() -> None:
     text = text.replace('model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"]))', "")
     options = {"sequence_length": 256, "num_gpus": 1, "model": "qwen3-0.6b"}
     found = checked("a.py", text, **options)
-    assert found.fits == "unclear" and "adapters are loaded" in found.text, found.text
+    assert found.fits == "unclear", found.text
+    assert "adapters are loaded" in found.text, found.text
     found = checked("a.py", text, **options, lora={"r": 8, "targets": "all-linear"})
-    assert found.fits == "yes" and any("modules_to_save" in each for each in found.warnings), found
+    assert found.fits == "yes", found.text
+    assert any("modules_to_save" in each for each in found.warnings), found
 
 
 def test_fastchats_flash_attention_in_a_llamas_place_is_counted() -> None:
@@ -279,5 +281,7 @@ def test_a_model_that_a_value_head_is_put_around_is_the_one_that_was_made() -> N
     lines = "from trl import AutoModelForCausalLMWithValueHead as Valued\nmodel = Valued.from_pretrained(model)"
     text = PROGRAM.format(lines=lines, before="", trainer="Trainer", more="", evaluates="no")
     found = checked("a.py", text, sequence_length=256, num_gpus=1)
-    assert found.fits == "unclear" and "AutoModelForCausalLMWithValueHead (loss)" in found.text, found.text
-    assert found.job["model"] == "Qwen/Qwen2.5-0.5B" and found.job["lora"]["r"] == 8
+    assert found.fits == "unclear", found.text
+    assert "AutoModelForCausalLMWithValueHead (loss)" in found.text, found.text
+    assert found.job["model"] == "Qwen/Qwen2.5-0.5B"
+    assert found.job["lora"]["r"] == 8

@@ -15,7 +15,8 @@ from memplan.frameworks.programs.values import Function, Method, Place, Ref, Thi
 from memplan.units import pairs_of
 
 UNSLOTH = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastLlamaModel", "FastMistralModel", "FastQwen2Model")
-NO_MODELS = tuple("Tokenizer TokenizerFast Processor Config Extractor Dataset Pipeline Collator Scheduler".split())
+_OTHERS = "Tokenizer TokenizerFast Processor Config Extractor Dataset Pipeline Collator Scheduler"
+NO_MODELS = tuple(_OTHERS.split())
 """How classes end whose ``from_pretrained`` loads no model."""
 TRAINERS: Mapping[str, str] = {
     **pairs_of(

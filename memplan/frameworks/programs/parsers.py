@@ -29,15 +29,17 @@ NOWHERE: Mapping[str, Place] = MappingProxyType({})
 
 
 def options(run: Run, callee: Function) -> dict[str, Any]:
-    """Defaults that decorators give: ``@click.option("--lora-r", default=8)``."""
-    found: dict[str, Any] = {}
+    """What decorators ask for: ``@click.option("--lora-r", default=8)``, given where the program is started or not."""
+    given, found = run.known.arguments, dict[str, Any]()
     for each in callee.node.decorator_list:
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "option":
             flags = [flag.value for flag in each.args if isinstance(flag, ast.Constant) and isinstance(flag.value, str)]
             value = next((word.value for word in each.keywords if word.arg == "default"), None)
-            name = next((flag for flag in flags if not flag.startswith("-")), flags[-1] if flags else "")
-            if value is not None:
-                found[name.lstrip("-").replace("-", "_")] = run.evaluate(value, callee.frame)
+            keys = [flag.lstrip("-").replace("-", "_") for flag in flags]
+            name = next((flag for flag in flags if not flag.startswith("-")), keys[-1] if keys else "")
+            said = next((key for key in (name, *keys) if key in given), None)
+            if said is not None or value is not None:
+                found[name] = run.evaluate(value, callee.frame) if said is None else given[said]
     return found
 
 
