@@ -136,6 +136,13 @@ def test_compiled_casts_make_no_copies_in_fp32() -> None:
     assert 0 <= more <= 3 * T * F + 2 * H * F
 
 
+@pytest.mark.parametrize(("word", "hint"), [("ms-amp", "--set float8=te"), ("NVFP4", "--set megatron.fp4_format=e2m1")])
+def test_what_is_no_recipe_says_what_to_type(word: str, hint: str) -> None:
+    with pytest.raises(InvalidJob) as caught:
+        of(float8=word)
+    assert hint in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
