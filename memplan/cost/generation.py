@@ -78,7 +78,7 @@ def generating(recipe: Recipe, device: Device, rates: Rates) -> Generating:
 @lru_cache(maxsize=4096)
 def _by_engine(of: Generator, gpu: Gpu, near: int, device: Device, rates: Rates) -> Generating:
     """vLLM's and SGLang's."""
-    figures, cache, work = engine_figures(of, gpu), layout(of), model_work(of.model)
+    figures, cache, work = engine_figures(of, gpu, None, False), layout(of), model_work(of.model)
     length = of.prompt_length + of.completion_length
     held = cache.concurrency(figures.kv, length)
     most = min(of.rows, of.max_num_seqs or of.rows)

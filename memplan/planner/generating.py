@@ -271,4 +271,4 @@ def _may_fail(recipe: Recipe) -> bool:
     from memplan.engine.generation.figures import engine_figures
 
     of, gpu = recipe.generator, recipe.hardware.gpu
-    return of is not None and gpu is not None and of.engine != "hf" and engine_figures(of, gpu).may_fail
+    return of is not None and gpu is not None and of.engine != "hf" and engine_figures(of, gpu, None, False).may_fail

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 from memplan.cost import card
 from memplan.cost.rates import Device
-from memplan.gpus import find_gpu
+from memplan.gpus import find_gpu, listed
 from memplan.planner.candidates import Builder, Candidates, allowed_of, trainings, without_choices
 from memplan.planner.planning import Question
 from memplan.planner.space import Space
@@ -23,25 +23,26 @@ def runs_as(one: Gpu, other: Gpu, job: Job) -> bool:
 
 
 class Listed:
-    """Lists trainings for cards that are no larger than the question's as it lists them: enough to say whether any
-    fits, but in the order of its speeds. What states are too large for there is left out; for others all is new."""
+    """Lists trainings for a card as the question's lists them, or the largest of its kind where that one is smaller:
+    enough to say whether any fits, but in the order of its speeds. What states are too large for there is left out."""
 
     def __init__(self, asked: Question, of: Candidates) -> None:
         """``of``: the list of the question's own card, where nothing generates beside it."""
         self.asked = asked
         self.known: dict[Hashable, Candidates] = {}
         if all(each.training is None for each in of.legal):
-            self.known[asked.given.job.trainer, asked.space.gpus] = of
+            self.known[asked.given.job.trainer, asked.space.gpus, asked.gpu.name] = of
 
     def __call__(self, given: JobInput, space: Space, device: Device, leanest: bool) -> Candidates:
         """As ``trainings``."""
-        here, there = self.asked.gpu, find_gpu(given.job.gpu or "")
-        if there.usable_bytes > here.usable_bytes or not runs_as(here, there, given.job):
-            return trainings(given, space, device, leanest)
-        key = given.job.trainer, space.gpus
+        own, there, name = self.asked.gpu, find_gpu(given.job.gpu or ""), self.asked.given.job.gpu
+        if there.usable_bytes > own.usable_bytes or not runs_as(own, there, given.job):
+            own = [gpu for gpu in listed() if runs_as(gpu, there, given.job)][-1]
+            name = own.name
+        key = given.job.trainer, space.gpus, own.name
         if key not in self.known:
-            own = given._replace(job=given.job.model_copy(update={"gpu": self.asked.given.job.gpu}))
-            self.known[key] = trainings(own, space, card(here), leanest)
+            other = given._replace(job=given.job.model_copy(update={"gpu": name}))
+            self.known[key] = trainings(other, space, card(own), leanest)
         found = self.known[key]
         if not found.legal:
             return found

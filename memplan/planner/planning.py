@@ -166,10 +166,24 @@ def pricing_of(asked: Question) -> Pricing:
     return Pricing([name for name, key in keys.items() if sources.get(key) != "option"])
 
 
-def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searched:
-    """The best plans of a question. One whose play reaches more than the ledger, so that it may not fit, is none."""
+def reported(asked: Question, each: Candidate, priced: Priced) -> tuple[Priced, Report | None]:
+    """A plan as it is played, and its report; none where its play, or the report, does not fit."""
+    played = priced.as_played()
+    if not played.fits:
+        return played, None
+    report = build_report(resolve(job_input(asked, each, priced)), None)  # while its play is at hand
+    if report.verdict is None or report.verdict.fits == "yes":
+        return played, report
+    return played._replace(figures=played.figures._replace(verdict=report.verdict)), None
+
+
+def search(
+    asked: Question, wanted: int = WANTED, tell: Tell = nothing, of: Candidates | None = None, alone: bool = False
+) -> Searched:
+    """The best plans of a question. One whose play reaches more than the ledger, so that it may not fit, is none.
+    ``of``: its candidates, where they are listed; ``alone``: of the same plans the first."""
     tell("finding plans", 0, 0)
-    of, pricing = candidates(asked.given, asked.space, asked.device), pricing_of(asked)
+    of, pricing = of or candidates(asked.given, asked.space, asked.device), pricing_of(asked)
     whole = len(of.legal)
 
     def found_among(plans: Sequence[Candidate], wanted: int) -> Found[Candidate, Priced]:
@@ -183,7 +197,7 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
             METHODS[asked.given.job.method].online,
         )
 
-    found, doubted = found_among(of.legal, wanted), list[tuple[Candidate, Priced]]()
+    found, doubted = found_among(of.legal, 1 if alone else wanted), list[tuple[Candidate, Priced]]()
     reports = dict[int, Report]()
     for again in reversed(range(AGAIN)):
         if len(found.plans) == wanted >= WANTED and all(each.recipe.trainer.megatron for each, _ in found.plans):
@@ -193,20 +207,20 @@ def search(asked: Question, wanted: int = WANTED, tell: Tell = nothing) -> Searc
         found.plans = [(each, pricing(each)) for each, _ in found.plans]
         unsure = []
         for each, priced in found.plans:
-            if id(each) in reports:
-                continue
-            if (figures := priced.as_played()).fits:  # while its play is at hand
-                report = build_report(resolve(job_input(asked, each, priced)), None)
-                if report.verdict is None or report.verdict.fits == "yes":
+            if id(each) not in reports:
+                figures, report = reported(asked, each, priced)
+                if report is None:
+                    unsure.append((each, figures))
+                else:
                     reports[id(each)] = report
-                    continue
-            unsure.append((each, figures))
+            if alone and not unsure:
+                break
         doubted += unsure
-        without = {id(each) for each, _ in doubted}
         if not unsure or not again:
             break
+        without = {id(each) for each, _ in doubted}
         found = found_among([each for each in of.legal if id(each) not in without], wanted)
-    found.plans = [pair for pair in found.plans if id(pair[0]) not in without]
+    found.plans = [pair for pair in found.plans if id(pair[0]) in reports][: 1 if alone else None]
     found.rejected += doubted
     return Searched(of, found, pricing, reports)
 

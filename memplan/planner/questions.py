@@ -13,10 +13,10 @@ from memplan.planner.candidates import Builder, Candidate, Candidates, trainings
 from memplan.planner.degrees import Keys
 from memplan.planner.generating import engines_of
 from memplan.planner.listed import Listed
-from memplan.planner.planning import Question, Searched, Tell, nothing, pricing_of
-from memplan.planner.pricing import Priced, Pricing
+from memplan.planner.planning import Question, Searched, Tell, nothing, pricing_of, reported, search
+from memplan.planner.pricing import Pricing
 from memplan.planner.result import Answer
-from memplan.planner.search import Found, best, largest
+from memplan.planner.search import best, largest
 from memplan.planner.splits import Lists, candidates
 from memplan.planner.steps import depends_on_batch
 from memplan.planner.words import plan_name
@@ -42,32 +42,32 @@ class Tried(NamedTuple):
     of: Candidates
     pricing: Pricing
     leanest: bool = False
-    """Of each group the smallest batch alone, or in another card's order: enough to say whether any plan fits."""
+    """Of each group the smallest batch alone, or in another card's order: enough to say whether any plan may fit."""
+    searched: Searched | None = None
+    """What a search came to, where one was made."""
 
     @property
-    def fits(self) -> bool:
-        """Whether any plan fits: mostly the least first, all checkpointed, of small batches, slow."""
+    def may_fit(self) -> bool:
+        """Whether any plan fits by its ledger: mostly the least first, all checkpointed, of small batches, slow."""
         ordered = sorted(
             self.of.legal,
             key=lambda each: (each.keys.get("gradient_checkpointing") != "full", each.batch, -each.seconds, each.order),
         )
-        return bool(self._best(ordered).plans)
+        online, least = METHODS[self.asked.given.job.method].online, self.pricing.misses_by
+        return bool(best(ordered, self.pricing.lean, lambda priced: priced.fits, 1, least=least, surely=online).plans)
 
     @property
     def least(self) -> int:
         """``least_of_all`` of any plan: as much on any number of GPUs, of any card."""
         return min((least_of_all(each.recipe) for each in self.of.legal), default=0)
 
-    def _best(self, ordered: list[Candidate]) -> Found[Candidate, Priced]:
-        online, least = METHODS[self.asked.given.job.method].online, self.pricing.misses_by
-        return best(ordered, self.pricing.lean, lambda priced: priced.fits, 1, least=least, surely=online)
-
     @property
     def fastest(self) -> str:
-        """The name of the best plan, as the list has it first."""
-        whole = tried(self.asked, whole=True) if self.leanest else self
-        candidate, _ = self._best(whole.of.legal).plans[0]
-        return plan_name({**candidate.keys, **self.pricing(candidate).keys})
+        """The name of the best plan, as the list has it first; nothing where none is in it."""
+        if self.searched is None and not self.may_fit:
+            return ""
+        plans = (self.searched or search(self.asked, of=None if self.leanest else self.of, alone=True)).found.plans
+        return plan_name({**plans[0][0].keys, **plans[0][1].keys}) if plans else ""
 
 
 def tried(asked: Question, whole: bool = False, lists: Lists = trainings) -> Tried:
@@ -110,9 +110,8 @@ def min_gpus(first: Tried, tell: Tell) -> Answer:
             continue
         tell(f"trying {count} GPUs", 0, 0)
         fewer = asked._replace(given=_with(asked, num_gpus=count), space=asked.space._replace(gpus=count))
-        found = tried(fewer) if count < asked.space.gpus else first
-        if found.fits:
-            return Answer("min_gpus", count, f"{count} × {asked.gpu.name}: {found.fastest}")
+        if name := (tried(fewer) if count < asked.space.gpus else first).fastest:
+            return Answer("min_gpus", count, f"{count} × {asked.gpu.name}: {name}")
     return Answer("min_gpus", None, f"not on {asked.space.gpus} GPUs or fewer")
 
 
@@ -131,7 +130,7 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
         space = asked.space._replace(vendor=gpu.vendor)
         own = asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space)
         there = tried(own, lists=listed_before)
-        return there if there.fits else None
+        return there if there.may_fit else None
 
     for gpu in cards:
         kind, most = kinds[gpu.name], ABOUT * gpu.usable_bytes
@@ -139,8 +138,8 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
         for each in (near[-1], gpu):
             if gpu.usable_bytes > too_small.get(kind, 0) and on(each.name) is None:
                 too_small[kind] = each.usable_bytes
-        if gpu.usable_bytes > too_small.get(kind, 0) and (there := on(gpu.name)):
-            return Answer("smallest_card", gpu.name, f"{gpu.name}: {there.fastest}")
+        if gpu.usable_bytes > too_small.get(kind, 0) and (there := on(gpu.name)) and (plan := there.fastest):
+            return Answer("smallest_card", gpu.name, f"{gpu.name}: {plan}")
     return Answer("smallest_card", None, "none of the catalogue")
 
 
@@ -219,23 +218,30 @@ def _largest(asked: Question, key: str, most: int, at: At, tell: Tell) -> Answer
         if each.under in done:
             continue
 
-        def accepts(size: int, each: Candidate = each) -> int:
+        def room_at(size: int, each: Candidate = each) -> int:
             try:
                 return pricing.room(at(builder, each, size))
             except MemplanError:
                 return 0
 
-        found = room = largest(accepts, value + 1, most, step)
-        while found > value and not _is_legal(builder, each, key, found):
-            found -= 1
-        if found > value:
-            value = found
-            keys = {**_sized(each.keys, key, value), **pricing(each._replace(recipe=at(builder, each, value))).keys}
-            words = f"{value}: {plan_name(keys)}"
+        @cache
+        def plan_at(size: int, each: Candidate = each, above: int = value) -> tuple[int, str]:
+            while size > above and not _is_legal(builder, each, key, size):
+                size -= 1
+            if size <= above:
+                return 0, ""
+            own = each._replace(keys=_sized(each.keys, key, size), recipe=at(builder, each, size))
+            fits = reported(asked, own, priced := pricing(own))[1] is not None
+            return (size, plan_name({**own.keys, **priced.keys})) if fits else (0, "")
+
+        room = largest(room_at, value + 1, most, step)
+        found = room if room <= value or plan_at(room)[0] else largest(lambda at: plan_at(at)[0], value + 1, room - 1)
+        if found > value and (plan := plan_at(found))[0]:
+            value, words = plan[0], f"{plan[0]}: {plan[1]}"
         if room <= value:
             done.add(each.group)
-    at_most = " (the model's positions, or the most that is tried)" if value == most else ""
-    return Answer(f"largest_{key}", value or None, words + at_most)
+    words += " (the model's positions, or the most that is tried)" * (value == most)
+    return Answer(f"largest_{key}", value or None, words)
 
 
 def _sized(keys: Keys, key: str, value: int) -> Keys:
@@ -262,8 +268,8 @@ def largest_model(first: Tried, tell: Tell) -> Answer:
         tell(f"trying {name}", 0, 0)
         given = _with(asked, model=name)._replace(spec=None)
         found = tried(asked._replace(given=given, space=asked.space._replace(spec=spec)))
-        if found.fits:
-            return Answer("largest_model", name, f"{name}: {found.fastest}")
+        if plan := found.fastest:
+            return Answer("largest_model", name, f"{name}: {plan}")
     return Answer("largest_model", None, f"no preset of {family}")
 
 
@@ -286,7 +292,7 @@ def answers(searched: Searched, asked: Question, names: Sequence[str], tell: Tel
     packed = next((name for name in names if name in ("batch_size", "sequence_length")), None)
     if packed and asked.space.job.token_budget is not None:
         raise UsageError(f"--maximize {packed}: micro-batches are packed to token_budget", "leave token_budget out")
-    first = Tried(asked, searched.of, searched.pricing)
+    first = Tried(asked, searched.of, searched.pricing, searched=searched)
     rollout = asked.space.job.rollout
     if "sequence_length" in names and rollout and rollout.prompt_length and rollout.completion_length:
         why = "the rollout's lengths are given"

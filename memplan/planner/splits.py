@@ -37,18 +37,16 @@ def _of_trainer(name: str, given: JobInput, space: Space, device: Device, leanes
     space = space._replace(job=space.job.model_copy(update=own))
     given = given._replace(job=given.job.model_copy(update=own), sources={**given.sources, "trainer": "option"})
     legal, refused, floored, outdone = _of_job(given, space, device, leanest, lists)
-    plans = [
-        each._replace(
+    for number, each in enumerate(legal):  # in place: tens of thousands of them are not held twice
+        legal[number] = each._replace(
             keys={**each.keys, **own},
             layout=_number((name, each.layout)),
             group=(name, each.group),
             under=(name, each.under),
             training=(name, each.training),
         )
-        for each in legal
-    ]
     return Candidates(
-        plans,
+        legal,
         [each._replace(keys={**each.keys, **own}) for each in refused],
         [each._replace(keys={**each.keys, **own}, layout=_number((name, each.layout))) for each in floored],
         outdone,
@@ -85,12 +83,12 @@ def _with_ways(
     found = []
     for base in _fewer(trained, MOST // max(1, len(numbers))):
         examples = examples_per_step(base.recipe)
-        training = seconds(base.recipe._replace(generator=None), device, base.ready)
+        training = 0.0 if leanest else seconds(base.recipe._replace(generator=None), device, base.ready)
         for number, way, said, split in numbers:
             recipe = of.recipe(base.keys, base.recipe, number, way)
             if recipe is None:
                 continue
-            took = of.seconds(training, recipe) / examples
+            took = base.seconds if leanest else of.seconds(training, recipe) / examples
             name = (space.gpus, number)
             found.append(
                 Candidate(
