@@ -25,7 +25,7 @@ from memplan.planner.planning import (
     shown,
 )
 from memplan.planner.questions import answers
-from memplan.planner.rejected import absences, in_vain, missed, rejections
+from memplan.planner.rejected import absences, in_brief, missed, rejections
 from memplan.planner.result import Answer, Plan, Plans, Point, Rejected
 from memplan.planner.words import untold
 from memplan.report import SCHEMA_VERSION
@@ -111,7 +111,8 @@ def _with_changes(asked: Question, names: Sequence[str], wanted: int, tell: Tell
             if name in tried:
                 continue
             searched = search(made, wanted, tell)
-            tried[name] = searched if searched.found.plans else in_vain(searched), words
+            searched = searched if searched.found.plans and least == len(NAMES) else in_brief(searched)
+            tried[name] = searched, words
             if searched.found.plans:
                 yield With(made, searched, words, own)
                 least, wanted = len(chosen), 1

@@ -34,10 +34,11 @@ def _least(searched: Searched, wanted: int = MISSES) -> list[tuple[Candidate, Pr
     return nearest(searched.found, pricing, lambda priced: priced.short, wanted, pricing.misses_by)
 
 
-def in_vain(searched: Searched) -> Searched:
-    """Of a search without a plan what is said of it (``missed``): as many candidates, and the nearest one alone."""
+def in_brief(searched: Searched) -> Searched:
+    """Of a search with changes what is said of it: as many candidates, and without a plan the nearest one alone."""
     of = searched.of._replace(legal=[], outdone=searched.of.outdone + len(searched.of.legal))
-    return searched._replace(of=of, found=replace(searched.found, rejected=_least(searched, 1), ruled_out=[]))
+    rejected = [] if searched.found.plans else _least(searched, 1)
+    return searched._replace(of=of, found=replace(searched.found, rejected=rejected, ruled_out=[]))
 
 
 def missed(tried: Iterable[tuple[Searched, tuple[str, ...]]]) -> tuple[Rejected, ...]:
