@@ -71,6 +71,7 @@ def test_a_largest_batch_is_in_the_list_of_that_batch_and_the_next_is_not() -> N
     job = {"model": "starcoder2-3b", "method": "simpo", "gpu": "mi300x-192gb", "num_gpus": 8, "sequence_length": 8192}
     job |= {"lora": {"r": 16}, "quantization": "nf4"}
     value = plan(read_job(job), wanted=1, ask=["batch_size"]).answers[0].value
+    assert isinstance(value, int)
     fixed = [read_job({**job, "batch_size": size, "gradient_accumulation_steps": 1}) for size in (value, value + 1)]
     options = dict.fromkeys(("batch_size", "gradient_accumulation_steps"), "option")
     asked = [question(each._replace(sources={**each.sources, **options})) for each in fixed]

@@ -24,7 +24,7 @@ from memplan.planner.space import BATCH, CHOSEN, Space
 from memplan.planner.splits import candidates
 from memplan.planner.words import of_switches, plan_name
 from memplan.report import Report
-from memplan.reporting import build_report
+from memplan.reporting import build_report, peak
 from memplan.resolve import resolve
 from memplan.resolve.clusters import with_cluster
 from memplan.resolve.notes import Notes
@@ -171,10 +171,12 @@ def reported(asked: Question, each: Candidate, priced: Priced) -> tuple[Priced, 
     played = priced.as_played()
     if not played.fits:
         return played, None
-    report = build_report(resolve(job_input(asked, each, priced)), None)  # while its play is at hand
-    if report.verdict is None or report.verdict.fits == "yes":
-        return played, report
-    return played._replace(figures=played.figures._replace(verdict=report.verdict)), None
+    recipe = resolve(job_input(asked, each, priced))
+    figures = peak(recipe, play="fits")  # what it needs is looked for where it fits alone
+    report = build_report(recipe, None) if figures.verdict is None or figures.verdict.fits == "yes" else None
+    if report is not None and report.verdict is not None and report.verdict.fits != "yes":
+        figures, report = figures._replace(verdict=report.verdict), None
+    return played if report else played._replace(figures=figures), report
 
 
 def search(

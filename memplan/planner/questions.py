@@ -138,8 +138,10 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
         for each in (near[-1], gpu):
             if gpu.usable_bytes > too_small.get(kind, 0) and on(each.name) is None:
                 too_small[kind] = each.usable_bytes
-        if gpu.usable_bytes > too_small.get(kind, 0) and (there := on(gpu.name)) and (plan := there.fastest):
-            return Answer("smallest_card", gpu.name, f"{gpu.name}: {plan}")
+        if gpu.usable_bytes > too_small.get(kind, 0) and (there := on(gpu.name)):
+            if plan := there.fastest:
+                return Answer("smallest_card", gpu.name, f"{gpu.name}: {plan}")
+            too_small[kind] = gpu.usable_bytes
     return Answer("smallest_card", None, "none of the catalogue")
 
 
@@ -186,8 +188,7 @@ def longest_sequence(first: Tried, tell: Tell) -> Answer:
     """The longest sequence, to the unit, at the smallest micro-batch; no longer than the model has positions."""
     asked = first.asked
     fixed = {"batch_size": 1, **asked.fixed}
-    spec = asked.space.spec
-    most = min(MOST_LENGTH, spec.max_positions or MOST_LENGTH)
+    most = min(MOST_LENGTH, asked.space.spec.max_positions or MOST_LENGTH)
 
     def at(builder: Builder, each: Candidate, size: int) -> Recipe:
         try:
@@ -267,8 +268,7 @@ def largest_model(first: Tried, tell: Tell) -> Answer:
     for name, spec in sorted(specs, key=lambda pair: (-pair[1].params.total, pair[0])):
         tell(f"trying {name}", 0, 0)
         given = _with(asked, model=name)._replace(spec=None)
-        found = tried(asked._replace(given=given, space=asked.space._replace(spec=spec)))
-        if plan := found.fastest:
+        if plan := tried(asked._replace(given=given, space=asked.space._replace(spec=spec))).fastest:
             return Answer("largest_model", name, f"{name}: {plan}")
     return Answer("largest_model", None, f"no preset of {family}")
 
