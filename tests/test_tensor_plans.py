@@ -34,6 +34,10 @@ SHARED = {
     "model_type": "glm4_moe", "moe_intermediate_size": 256, "num_experts_per_tok": 2, "n_routed_experts": 8,
     "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+WIDE = EXPERTS | {
+    "hidden_size": 1024, "intermediate_size": 6144, "moe_intermediate_size": 3072, "num_experts": 16,
+    "num_hidden_layers": 3, "num_attention_heads": 16, "head_dim": 64, "vocab_size": 4000,
+}  # fmt: skip
 LORA = {"lora": {"r": 8, "targets": ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]}}
 DPO = TWO | {"trainer": "trl", "method": "dpo", "loss_head": "selective"}
 TRACED = [
@@ -53,6 +57,10 @@ TRACED = [
     (TWO | TIED | FULL | {"gradient_accumulation_steps": 2}, (43138560, 47316480, 17881088)),
     (TWO | {"model": MODEL | EXPERTS}, (89683456, 93860864, 33696256)),
     (FOUR | {"model": MODEL | EXPERTS, "precision": "bf16-amp"}, (104819712, 107948544, 34828800)),
+    (
+        TWO | {"model": MODEL | WIDE, "precision": "bf16-amp", "batch_size": 1, "gradient_accumulation_steps": 2},
+        (3950183424, 4209757184, 3769654272),
+    ),
     (TWO | {"model": MODEL | SHARED}, (89910272, 94087680, 32928256)),
     (TWO | LORA, (62782464, 66423296, 6333952)),
     (DPO | FOUR | LORA | FULL, (51624960, 76684288, 3532288)),

@@ -184,7 +184,8 @@ def grouped(p: Pass, spec: Experts, x: Tensor, weights: Tensor, index: Tensor) -
     tape, k = p.tape, spec.active
     hidden, chosen = x.dim.elements // p.tokens, p.dim("k", k)
     rows, width = p.dim("k·h", k * hidden), p.dim("k·F", k * spec.intermediate)
-    (read_gate_up, read_down), (gate_up_bias, down_bias) = stacked(p, spec)
+    reads, (gate_up_bias, down_bias) = stacked(p, spec)
+    read_gate_up, read_down = [_local(p, read) for read in reads] if p.mode.summed > 1 else reads
     experts_sorted, order = routing_ops.indices(tape, chosen), routing_ops.indices(tape, chosen)
     inputs = routing_ops.gather_rows(tape, x, rows, "expert inputs", routing_ops.indices(tape, chosen))
     picked = routing_ops.gather_rows(tape, weights, chosen, "routing weights", order)
@@ -204,6 +205,15 @@ def grouped(p: Pass, spec: Experts, x: Tensor, weights: Tensor, index: Tensor) -
     result = routing_ops.sum_groups(tape, weighted, x.dim, "feed-forward output")
     del counted, bias  # ``tokens_per_expert``, ``offsets``, ``selected_biases``: locals of grouped_mm_experts_forward
     return ops.cast(tape, result, x.itemsize, "feed-forward output")
+
+
+def _local(p: Pass, read: Read) -> Read:
+    """The rank's part of a weight, taken when the module begins (transformers 5.24 distributed/parallel_utils.py:
+    _use_local_dtensor_params), so that its gradient waits until all of the module has run back."""
+    own = read()
+    part = Param(p.tape, own.name, own.dim.elements, own.itemsize, trained=False)
+    part.node, part.needs_grad = p.tape.node((own,), (), lambda t, g: g), own.needs_grad
+    return lambda: part
 
 
 def _bias(p: Pass, bias: Param | None, rows: Dim, index: Tensor) -> Tensor | None:
