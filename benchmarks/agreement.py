@@ -1,8 +1,9 @@
 """The play of a step beside its ledger, on jobs drawn at random: two descriptions of one thing that must say the same.
 
 No trace is made, so that some hundred jobs take seconds. Where the two differ one of them is wrong: trace that job
-(``unseen_ranks.py``) and mend the side at fault. Draws over shardings, ZeRO among them, methods, adapters,
-checkpointing, evaluation, accumulation, quantised bases and kinds of models; every phase above 16 MiB is compared.
+(``unseen_ranks.py``) and mend the side at fault. Draws over shardings, ZeRO among them, methods, critics and
+teachers, adapters, checkpointing, evaluation, accumulation, quantised bases and kinds of models; every phase above
+16 MiB is compared.
 
     python benchmarks/agreement.py --seed 5 [-n 250] [--worst 20]
 """
@@ -27,6 +28,9 @@ from memplan.spec.reading import read_job
 KINDS = ("one", "ranks", "ranks", "zero", "zero")
 """One GPU; DDP and FSDP; DeepSpeed."""
 OTHERS = ("fsdp", "ddp", "reshard_after_forward", "reduce_dtype", "gradient_as_bucket_view", "sync_each_batch")
+OF_PAIRS = ("pair_pass", "recompute_loss", "sft_term", "logits_dtype", "trainer_version")
+TOGETHER = ({"method": "ppo", "trainer": "openrlhf"}, {"method": "ppo"}, {"method": "distill", "trainer": "trl"})
+"""Methods of several models, which the rounds do not draw."""
 SMALLEST, LARGEST = 2**24, 3 * 10**12
 
 
@@ -65,6 +69,13 @@ def draw(rng: random.Random, catalogue: dict[str, list[tuple[str, dict[str, Any]
         job["eval_batch_size"] = rng.choice((1, 4, 8))
     if kind != "one" and rng.random() < 0.15:
         job["quantization"] = "nf4"
+    elif kind == "zero" and rng.random() < 0.15:
+        job |= {"sharding": "zero1", "deepspeed": {"grad_accum_dtype": "fp32"}}
+    elif kind != "one" and rng.random() < 0.25:
+        teacher = {"role": "teacher", "model": job["model"]}
+        job = {key: value for key, value in job.items() if key not in (*OF_PAIRS, "eval_batch_size")}
+        job |= rng.choice(TOGETHER)
+        job |= {"extra_models": [teacher]} if job["method"] == "distill" else {}
     return name, job | {"gpu": "h200-141gb"}
 
 

@@ -287,7 +287,7 @@ BOUNDS = {
     "none": (0.5, 3, 3),
     "ddp": (0.5, 3, 3),
     "fsdp2": (0.5, 3, 3),
-    "fsdp": (0.5, 3, 3),
+    "fsdp": (0.5, 2, 8),
     "zero1": (3, 2, 8),
     "zero2": (3, 2, 8),
     "zero3": (1, 2, 14),  # a bucket's reduction is taken at the fullest instant of a layer's backward
