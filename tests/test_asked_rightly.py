@@ -120,11 +120,13 @@ def test_a_missing_model_is_asked_for_before_anything_else() -> None:
 
 
 def test_a_program_of_openrlhf_that_is_not_modelled_is_named() -> None:
-    found = checked("deepspeed --module openrlhf.cli.train_rejection --pretrain a/b --max_len 512\n", "run.sh")
-    assert (found.fits, found.hint.split(",")[0]) == ("unclear", "add --method sft --without program")
+    text = "deepspeed --module openrlhf.cli.train_rejection --pretrain Qwen/Qwen2.5-0.5B --max_len 512\n"
+    found = checked(text, "run.sh")
+    assert "train_rejection is counted as OpenRLHF's train_sft" in found.text
+    assert (found.fits, found.hint.split(";")[1].split(",")[0]) == ("unclear", " add --without program")
     own = "deepspeed --num_gpus 1 cli/train_simpo.py --pretrain Qwen/Qwen2.5-0.5B --max_len 512 --bf16 "
     own += "--micro_train_batch_size 1 --zero_stage 3"
-    assert checked(own, "run.sh").hint.startswith("add --method dpo --without program")
+    assert checked(own, "run.sh").hint.startswith("add --without program")
     typed = checked(own, "run.sh", method="dpo", without=("program",))
     assert (typed.fits, typed.job["method"]) == ("yes", "dpo")
 

@@ -278,7 +278,9 @@ def test_keys_that_bear_and_are_not_understood_are_named(tmp_path: Path) -> None
     assert [text.partition(" is not counted")[0].rpartition(" ")[2] for text in given.warnings] == [
         "optim",
         "loss_funnel",
+        "own",
     ]
+    assert "counted as one without settings of its own" in given.warnings[-1]
     assert "line 8: loss_funnel is not counted: not understood" in " ".join(given.warnings)
 
 

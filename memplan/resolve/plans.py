@@ -35,7 +35,7 @@ def check_plan(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> Non
     over = over if trainer.parallelism.shares_embedding else "before transformers 5.21"
     resident = method.reference and job.reference in ("auto", "resident") and job.lora is None
     alone = job.num_gpus == parts
-    plain = "use sharding none" if alone else "use sharding fsdp2"
+    plain = other if resident and not alone else f"use sharding {'none' if alone else 'fsdp2'}"
     for bad, what, hint in (
         (split.name not in ("none", "fsdp2"), f"sharding {split.name}, whose engine wraps no divided model", plain),
         (split.name == "none" and not alone, f"{job.num_gpus} GPUs without sharding", plain),
