@@ -285,3 +285,36 @@ def test_a_model_that_a_value_head_is_put_around_is_the_one_that_was_made() -> N
     assert "AutoModelForCausalLMWithValueHead (loss)" in found.text, found.text
     assert found.job["model"] == "Qwen/Qwen2.5-0.5B"
     assert found.job["lora"]["r"] == 8
+
+
+PARSED = """\
+\"\"\"
+accelerate launch train.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_seq_length 256 --bf16 --output_dir x
+\"\"\"
+from trl import ModelConfig, ScriptArguments, SFTConfig, SFTTrainer, TrlParser
+script, args, model = TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config()
+rows = data["test"] if args.eval_strategy != "no" else None
+trainer = SFTTrainer(model=model.model_name_or_path, args=args, train_dataset=data["train"], eval_dataset=rows)
+trainer.train()
+if args.do_eval:
+    trainer.evaluate()
+"""
+
+
+def test_arguments_evaluate_when_their_command_says() -> None:
+    found = checked("train.py", PARSED, num_gpus=1)
+    assert found.fits == "yes", found.text
+    assert "eval_batch_size" not in found.job
+
+
+@pytest.mark.parametrize(("more", "said"), [(", eval_dataset=rows", True), ("", False)])
+def test_arguments_from_elsewhere_may_evaluate(more: str, said: bool) -> None:
+    text = PROGRAM.format(
+        lines="args = instantiate(config.args)", before="", trainer="Trainer", more=more, evaluates=""
+    )
+    lines = [each for each in text.splitlines() if not each.startswith("args = TrainingArguments")]
+    found = checked(
+        "a.py", "\n".join(lines), sequence_length=256, batch_size=1, gradient_checkpointing="full", precision="bf16",
+        optimizer="adamw",
+    )  # fmt: skip
+    assert any("no evaluation is counted" in each for each in found.warnings) is said, found.text

@@ -6,6 +6,7 @@ from typing import Any
 from memplan.frameworks.programs import operators
 from memplan.frameworks.programs.tracing import Tracing, handler_of
 from memplan.frameworks.programs.values import (
+    EVALUATES,
     LEFT_OUT,
     MAX_TEXT,
     Class,
@@ -83,6 +84,10 @@ class Expressions(Tracing):
         command = thing.values.get("?command")
         if method is None and command and name in LEFT_OUT and thing.last.endswith("TrainingArguments"):
             return LEFT_OUT[name]
+        if method is None and command and name in ("do_eval", *EVALUATES) and (thing.own is None or thing.own.root):
+            strategy = next((thing.values[each] for each in EVALUATES if each in thing.values), "no")
+            if is_plain(strategy):  # transformers sets do_eval where a strategy is, and none is by itself
+                return strategy != "no" if name == "do_eval" else strategy
         if method is None:
             library = (thing.own is None or name in LEFT_OUT) and command is False
             return unknown_option(name, self.place(node)) if library else Method(thing, name, self.place(node))

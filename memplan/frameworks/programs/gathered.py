@@ -15,7 +15,7 @@ from memplan.frameworks.hugging_face.arguments import FIELDS
 from memplan.frameworks.hugging_face.arguments import HARMLESS as TRAINER_HARMLESS
 from memplan.frameworks.hugging_face.version import SIGNS
 from memplan.frameworks.programs.operators import open_
-from memplan.frameworks.programs.values import Method, Place, Ref, Thing, Unknown, known, plain, root_of
+from memplan.frameworks.programs.values import EVALUATES, Method, Place, Ref, Thing, Unknown, known, plain, root_of
 from memplan.frameworks.trl.keys import HARMLESS, MARKS, METHOD_KEYS, METHODS, TRAINER
 from memplan.frameworks.trl.online import COMPLETIONS
 from memplan.spec.deepspeed import NO_EFFECT
@@ -44,7 +44,6 @@ LARGEST: Mapping[str, Any] = {
 """Settings that need the more memory the larger they are, or the less: of several values that one may have, which."""
 NO_BOUND = 1_000_000
 """A length from which on rows are as long as the data makes them."""
-EVALUATES = words("eval_strategy evaluation_strategy")
 WITHOUT = words("num_generations temperature packing bf16_full_eval fp16_full_eval")
 """Settings that decide little where they are not known."""
 OF_ONE_SIZE = ("dpo", "kto", "grpo", "rloo")

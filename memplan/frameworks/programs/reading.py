@@ -23,7 +23,7 @@ from memplan.frameworks.programs.others import put_others
 from memplan.frameworks.programs.own_losses import SMOOTHS, put_kept_logits, put_losses, until
 from memplan.frameworks.programs.quantised import loaded_by_trainer
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import Place, Ref, Thing, Unknown
+from memplan.frameworks.programs.values import EVALUATES, Place, Ref, Thing, Unknown
 from memplan.frameworks.project.pinned import pinned
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
@@ -180,8 +180,11 @@ def _other_arguments(gathered: Gathered, arguments: Any, package: str, trainer: 
             where = str(arguments.places.get("**", arguments.place))
             what = f"more arguments than the text holds: {arguments.values['**'].text}"
         _ask_rest(gathered, what, where, package, draft)
-    if TRAINERS[trainer.last] in ("grpo", "rloo") and "use_vllm" not in gathered.places:
-        draft.ask("rollout.engine", where, what)
+    if TRAINERS[trainer.last] in ("grpo", "rloo"):
+        if "use_vllm" not in gathered.places:
+            draft.ask("rollout.engine", where, what)
+    elif trainer.values.get("eval_dataset") is not None and gathered.places.keys().isdisjoint(EVALUATES):
+        draft.remarks.append(f"{where}: whether it evaluates is not known: no evaluation is counted")
 
 
 def _ask_rest(gathered: Gathered, what: str, where: str, package: str, draft: Draft) -> None:

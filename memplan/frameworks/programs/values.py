@@ -26,6 +26,8 @@ OPTION = "the option --"
 
 LEFT_OUT = {"fp16": False, "bf16": False, "gradient_checkpointing": False}
 """Switches of transformers' TrainingArguments, as they are where a command leaves them out."""
+EVALUATES = ("eval_strategy", "evaluation_strategy")
+"""How TrainingArguments name when to evaluate."""
 ANSWERS = re.compile(r"(is|has|can|get|use|needs|should|find|check|any|all|getenv|environ|which)(_|dir|file|$)|exists")
 """How functions of libraries are called that answer a question."""
 
