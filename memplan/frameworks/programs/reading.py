@@ -13,24 +13,23 @@ from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_names import ROWS
-from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, nearest, put_version, told
+from memplan.frameworks.hugging_face.version import put_version
 from memplan.frameworks.programs.changes import put_changes
-from memplan.frameworks.programs.copied import COPY, gather_copy
+from memplan.frameworks.programs.copied import gather_copy
 from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
 from memplan.frameworks.programs.model import put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.others import put_others
-from memplan.frameworks.programs.own_losses import SMOOTHS, put_kept_logits, put_losses, until
+from memplan.frameworks.programs.own_losses import SMOOTHS, put_kept_logits, put_losses
 from memplan.frameworks.programs.quantised import loaded_by_trainer
 from memplan.frameworks.programs.run import Run
-from memplan.frameworks.programs.values import EVALUATES, Place, Ref, Thing, Unknown
+from memplan.frameworks.programs.values import EVALUATES, Place, Thing, Unknown
+from memplan.frameworks.programs.versions import BORN, OF_UNSLOTH, before_sdpa, modelled, version_of
 from memplan.frameworks.project.pinned import pinned
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
 from memplan.frameworks.trl.methods import by_loss
-from memplan.tables.families import SDPA_SINCE
 from memplan.tables.trainer import version_key
-from memplan.tables.trainers import find_trainer
 
 OF_TRAINER = words(
     """max_seq_length packing beta max_length max_prompt_length max_completion_length loss_type precompute_ref_log_probs
@@ -39,17 +38,8 @@ OF_TRAINER = words(
     per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing bf16 fp16 optim padding_free"""
 )
 """Arguments of trainers that are settings: TRL had them there until 0.12."""
-BORN: Mapping[str, str] = {"grpo": "0.14"}
-"""TRL's first version with a method."""
 SETTINGS = re.compile(r"(Config|Arguments|Args|arguments)$")
 """What makes a trainer's arguments is called."""
-OF_UNSLOTH = "0.23"
-"""The newest TRL that Unsloth takes (unsloth 2025.10 pyproject.toml: trl<=0.23.0): its logits are whole."""
-LAST_WITHOUT_SDPA = max(map(version_key, SDPA_SINCE.values()))
-CAPPED = ("gemma2",)
-"""Families whose attention caps its scores."""
-GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.PPOv2Trainer": "0.12"}
-"""Names of TRL's that went, and the last version that had them."""
 OF_SCRIPTS = {name for name, _, _ in ROWS}
 """Options of known scripts: where a program is followed, its calls say what they do."""
 
@@ -84,10 +74,10 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
     package = "transformers" if method == "transformers" else "trl"
     draft.facts["unsloth's version"] = pins.get("unsloth") or pinned(path, "unsloth")[0]
-    version, why = ("", "") if unsloth else _version(package, trainer, arguments, found, pins, run)
+    version, why = ("", "") if unsloth else version_of(package, trainer, arguments, found, pins, run)
     if "pins" not in why and version_key(version) < version_key(BORN.get(method, "")):
         version, why = "", ""  # what was gone before there was the method is a name of the program's own
-    version = _modelled(version, method, trainer, draft)
+    version = modelled(version, method, trainer, draft)
     row = trl.FRAMEWORK if package == "trl" else transformers.FRAMEWORK
     version = put_version(row, version, why, "" if unsloth else path, draft)
     since = draft.version
@@ -106,7 +96,7 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     _read(gathered, method, trainer, draft)
     put_kept_logits(trainer, found, arguments, draft)
     gathered.mark(draft)
-    draft.finishers["sdpa"] = partial(_before_sdpa, beneath)
+    draft.finishers["sdpa"] = partial(before_sdpa, beneath)
     if unsloth and package == "trl" and "trainer_version" not in draft.said:
         version = OF_UNSLOTH
         draft.put("trainer_version", version, Origin(DEFAULT, f"Unsloth takes TRL up to {version}"))
@@ -114,12 +104,6 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
         package, f"transformers {version or transformers.FRAMEWORK.version}"
     )
     draft.read[-1] = f"{f'Unsloth, {label}' if unsloth else label} ({path})"
-
-
-def _modelled(version: str, method: str, trainer: Thing, draft: Draft) -> str:
-    """The nearest version in which a method is modelled, which is said where it is another."""
-    found, ended = nearest(version, method, str(trainer.place), draft), find_trainer("trl").methods.ended.get(method)
-    return LAST[method] if found == version == "" and ended and method in LAST else found
 
 
 def _read(gathered: Gathered, method: str, trainer: Thing, draft: Draft) -> None:
@@ -194,58 +178,6 @@ def _ask_rest(gathered: Gathered, what: str, where: str, package: str, draft: Dr
     for key in (*keys, *(["sequence_length"] if package == "trl" else [])):
         if key not in said:
             draft.ask(key, where, what, HINTS.get(key, ""))
-
-
-def _version(
-    package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str], run: Run
-) -> tuple[str, str]:
-    """(version, why) whose defaults are taken; empty for the newest."""
-    if COPY in trainer.values:
-        return trainer.values[COPY], f"{trainer.place}: a copy of TRL's, counted by its code"
-    if package in pins:
-        return pins[package], f"the file installs {package}=={pins[package]}"
-    pin, whose = pinned(run.start.partition(", cell ")[0], package)
-    found = [(version_key(pin), pin, f"{whose} pins {package} {pin}")] if pin else []
-    least = pinned(run.start.partition(", cell ")[0], f"{package}>=")[0]
-    holders = {"trainer": trainer, "args": arguments, "model": models[0] if models else None}
-    for where, thing in holders.items():
-        version, name = told(package, where, thing.values) if isinstance(thing, Thing) else ("", "")
-        if name in STILL_TAKEN and version_key(version) < version_key(least):
-            version = least  # which takes it still
-        if version and isinstance(thing, Thing) and not (pin and name in STILL_TAKEN):
-            title = "TRL" if package == "trl" else package
-            found.append(
-                (version_key(version), version, f"{thing.places[name]}: {title} has {name} there until {version}")
-            )
-    named = {each.name for each in run.globals.names.values() if isinstance(each, Ref)} if package == "trl" else set()
-    gone = {name: GONE[name] for name in named & GONE.keys()}
-    found += [(version_key(last), last, f"{run.start}: TRL has {name[4:]} until {last}") for name, last in gone.items()]
-    last = until(trainer) if package == "trl" else ""
-    if last:
-        found.append((version_key(last), last, f"{trainer.place}: it replaces methods that TRL has until {last}"))
-    return min(found)[1:] if found else ("", "")
-
-
-def _before_sdpa(version: str, draft: Draft) -> None:
-    """A class that has no SDPA in the version of transformers beneath the trainer takes eager attention; one that caps
-    its scores runs SDPA without the cap where a program asks for it (transformers 4.48 on, sdpa_attention_forward), and
-    flash casts the fp32 of a base prepared for few bits (modeling_flash_attention_utils.py)."""
-    given = draft.said
-    asked, why = given.get("attention") if "attention" not in draft.given else None, ""
-    if asked == "sdpa" and family_of(given) in CAPPED:
-        kernel, why = "eager", "sdpa leaves out what caps its scores: eager is counted, which takes more"
-    elif asked == "flash" and given.get("kbit_upcast") and given.get("autocast") is False:
-        kernel, why = "sdpa", "flash casts what comes in fp32 to 16 bits: sdpa in fp32 is counted, which takes more"
-    if why:
-        draft.values["attention"] = kernel
-        draft.bound("attn_implementation", draft.origins["attention"].text.rpartition(": ")[0], why, "attention")
-    if "attention" in given or not () < version_key(version) < LAST_WITHOUT_SDPA:
-        return
-    family = family_of(given)
-    since = SDPA_SINCE.get(family, "")
-    if since and version_key(version) < version_key(since):
-        why = f"transformers {version} has no sdpa for {family}: {since} is the first that has"
-        draft.put("attention", "eager", Origin(DEFAULT, why))
 
 
 def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> None:
