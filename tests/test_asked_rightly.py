@@ -92,7 +92,8 @@ def test_a_variable_that_nothing_sets_is_asked_for_with_the_command_that_sets_it
 def test_a_switch_in_other_letters_is_the_switch(filter_: str, budget: int) -> None:
     text = f'ON=${{ON:-True}}\nLOW=$(echo "${{ON}}" | {filter_})\n{VERL}'
     text += "actor_rollout_ref.model.use_remove_padding=True "
-    text += 'actor_rollout_ref.actor.use_dynamic_bsz="$LOW" actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096\n'
+    text += 'actor_rollout_ref.actor.use_dynamic_bsz="$LOW" actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096 '
+    text += "actor_rollout_ref.actor.ppo_mini_batch_size=64\n"
     assert checked(text, "run.sh").job["token_budget"] == budget
 
 

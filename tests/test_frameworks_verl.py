@@ -78,6 +78,10 @@ def deciding(found: JobInput) -> dict[str, str]:
             f"{RL} {A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=512",
             {"token_budget": 1024, "sequence_length": 1024},
         ),
+        (
+            f"{RL} {A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=32768",
+            {"token_budget": 16384, "gradient_accumulation_steps": 1},  # a mini-batch has no more: 64 x 4 of 16 GPUs
+        ),
         (f"{RL} {R}log_prob_micro_batch_size_per_gpu=16", {"batch_size": 4, "logprob_token_budget": 16384}),
         (RL.replace("python3 -m verl.trainer.main_ppo", "python3 -m recipe.dapo.main_dapo"), {"method": "grpo"}),
         (
@@ -151,6 +155,34 @@ def test_megatron_s_workers(tmp_path: Path) -> None:
         tmp_path, f"{RL} {A}strategy=megatron {A}use_kl_loss=True actor_rollout_ref.ref.megatron.param_offload=True"
     )
     assert host.job.reference == "offloaded"
+
+
+SCORED = f"{RL} {A}use_dynamic_bsz=True {M}use_remove_padding=True {A}ppo_max_token_len_per_gpu=1048576 "
+
+
+@pytest.mark.parametrize(
+    ("more", "update", "scores"),
+    [
+        ("data.train_batch_size=256", 16384, 65536),
+        ("data.train_batch_size=256 data.gen_batch_size=512", 16384, 131072),
+        ("data.train_batch_size=0 data.gen_batch_size=1", 16384, 1048576),  # fully asynchronous: from a queue
+        ("data.train_batch_size=256 +env.rollout.n_agents=4", 1048576, 1048576),  # a fork's own numbers
+    ],
+)
+def test_a_budget_stops_at_the_rows_of_a_rank(tmp_path: Path, more: str, update: int, scores: int) -> None:
+    job = read(tmp_path, f"{SCORED}{R}log_prob_max_token_len_per_gpu=1048576 {more}").job
+    assert (job.token_budget, job.logprob_token_budget or update) == (update, scores)
+
+
+def test_skyrl_s_turns_may_be_rows(tmp_path: Path) -> None:
+    text = f"{SKY}trainer.use_sample_packing=true trainer.max_tokens_per_microbatch=1048576"
+    most = [read(tmp_path, text + more).job.token_budget for more in ("", " generator.step_wise_trajectories=true")]
+    assert most == [64 * 4 // 4 * (1024 + 512), 1048576]
+
+
+def test_hf_generates_in_no_verl_of_today(tmp_path: Path) -> None:
+    said = [read(tmp_path, f"{RL}{R}name=hf {more}").warnings for more in (f"{R}data_parallel_size=1", "")]
+    assert [any("no hf from 0.6 on" in each for each in lines) for lines in said] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,11 @@ def of_tokens(keys: Keys, tokens: int, length: int, completion: int, key: str) -
     return max(1, tokens // length)
 
 
+def within(tokens: int, rows: int, length: int) -> int:
+    """A budget of tokens where there are so many rows in all: no micro-batch has more (rearrange_micro_batches)."""
+    return rows * length if tokens // length > rows else tokens
+
+
 def update_batch(
     keys: Keys, lengths: tuple[int, int], gpus: int, shared: int, tokens_shared: int, megatron: bool
 ) -> int:
@@ -67,6 +72,7 @@ def update_batch(
     if keys.flag(f"{ACTOR}use_dynamic_bsz"):
         key = f"{ACTOR}ppo_max_token_len_per_gpu"
         tokens = known(keys, key, "batch_size", length) * tokens_shared
+        tokens = within(tokens, UNBOUNDED if of_others(keys) else mini, length)
         padded = not megatron and keys.flag(f"{MODEL}use_remove_padding") is False
         least = max(1, tokens // length)
         batch = of_rows(keys, mini, least, key, f"--batch-size {least}") if padded else 0
@@ -128,7 +134,7 @@ def _scoring(keys: Keys, tokens: int, length: int, divided: tuple[int, int], pac
         dynamic = keys.flag(f"{at}log_prob_use_dynamic_bsz")
         dynamic = keys.flag(f"{ACTOR}use_dynamic_bsz") if dynamic is None else dynamic
         if dynamic:
-            key, size = budget, known(keys, budget, usual=0) * tokens_shared
+            key, size = budget, within(known(keys, budget, usual=0) * tokens_shared, most, length)
             if size and not packs and keys.flag(f"{MODEL}use_remove_padding") is False:
                 hint = f"--set logprob_token_budget={max(size, length)}"
                 size = of_rows(keys, most, size // length, budget, hint) * length
@@ -153,11 +159,19 @@ UNBOUNDED = 10**6
 
 def of_a_rank(keys: Keys, ranks: int) -> int:
     """Completions that each rank scores in all, which no micro-batch is larger than; without a bound in a fork that
-    makes others. Search-R1's are ``n_agent`` of each prompt, of all turns together."""
-    said = keys.settings.values
-    joined = ("max_turns", f"{ROLLOUT}n_agent") if keys.has("data.max_start_length") else ()
-    sizes = [said.get("data.train_batch_size"), keys.get(f"{ROLLOUT}n"), *(said.get(each, 1) for each in joined[1:])]
-    own = any(_OWN.match(each) for each in said if each not in joined)
-    if own or not all(isinstance(each, int) for each in sizes):
+    makes others, or takes its batches from a queue. DAPO may score all that it generates
+    (recipe/dapo/dapo_ray_trainer.py: compute_kl_related_metrics). Search-R1's are ``n_agent`` of each prompt, of all
+    turns together."""
+    said, joined = keys.settings.values, f"{ROLLOUT}n_agent" if keys.has("data.max_start_length") else ""
+    train, made = said.get("data.train_batch_size"), said.get("data.gen_batch_size")
+    sizes = [keys.get(f"{ROLLOUT}n"), said.get(joined, 1), train, train if made is None else made]
+    if of_others(keys) or not all(isinstance(each, int) and each for each in sizes):
         return UNBOUNDED
-    return max(1, ceil_div(prod(sizes), ranks))
+    return max(1, ceil_div(prod(sizes[:2]) * max(sizes[2:]), ranks))
+
+
+def of_others(keys: Keys) -> bool:
+    """Whether a fork, or SkyRL where each turn is a row, may make other numbers of completions."""
+    joined = ("max_turns", f"{ROLLOUT}n_agent") if keys.has("data.max_start_length") else ()
+    others = (each for each in keys.settings.values if each not in joined)
+    return "a row a turn" in keys.draft.facts or any(map(_OWN.match, others))

@@ -50,6 +50,8 @@ def read_rollout(keys: Keys, found_config: str, at: str) -> None:
             why = f"the generation engine ({word[:20]}) beside the trainer is not counted"
             generating.warn_engine(keys, key, why, "add --set rollout.engine=vllm, or sglang, where it is that")
         return
+    if name == "hf" and keys.framework.title == "verl" and version_key(keys.draft.facts["verl"]) >= version_key("0.6"):
+        keys.remark("verl generates with no hf from 0.6 on: it starts with code of the program's own alone", key)
     generating.put_engine(keys, name, key, separate=apart or None)
     if keys.framework.title == "EasyR1":  # its engine is in the workers' processes: vllm_rollout_spmd.py
         put(keys, "process", "same", key)

@@ -52,6 +52,8 @@ def as_verl(settings: Settings, draft: Draft) -> Settings:
     if started is not None and any("flashrl" in word.casefold() for word in started.texts):
         where = f"{settings.path}, line {started.line}"
         draft.bound("flashrl", where, "the engine's weights, which FlashRL quantises, are counted whole", "engine")
+    if given.get(f"{GENERATOR}step_wise_trajectories") is True:
+        draft.facts["a row a turn"] = GENERATOR
     draft.facts.setdefault("verl trainer", "skyrl")
     return moved(settings, values, moves)
 

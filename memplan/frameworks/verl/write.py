@@ -11,7 +11,7 @@ from memplan.presets import find_preset
 from memplan.spec.generation import Generator
 from memplan.spec.job import Job
 from memplan.spec.other_models import ExtraModel
-from memplan.units import MiB, attributes_of
+from memplan.units import MiB, attributes_of, ceil_div
 
 CONFIG = "verl.yaml"
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "rloo": "rloo"}
@@ -131,7 +131,7 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
         "optim": _optimizer(job),
     }
     forward: dict[str, Any] = {"log_prob_micro_batch_size_per_gpu": job.batch_size}  # without it verl does not start
-    scored = job.logprob_token_budget or job.token_budget
+    scored, rows = job.logprob_token_budget or job.token_budget, each * job.context_parallel // job.num_gpus
     if scored is not None:
         tokens = scored // job.context_parallel
         forward = {"log_prob_use_dynamic_bsz": True, "log_prob_max_token_len_per_gpu": tokens}
@@ -143,7 +143,7 @@ def _rl(job: Job, writing: Writing) -> dict[str, Any]:
         "data": {
             "train_files": "DATASET",
             "val_files": "DATASET",
-            "train_batch_size": each // group,
+            "train_batch_size": each // group * max(1, ceil_div((scored or 0) // job.sequence_length, rows)),
             "max_prompt_length": job.sequence_length - completion,
             "max_response_length": completion,
         },
