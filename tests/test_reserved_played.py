@@ -1,6 +1,7 @@
 """Proves what is made of a play: what is held on a card and without end, what is needed, and the verdict."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from commands import runner_of
 
 from memplan.api import estimate
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
-from memplan.engine.allocator.capacities import TOLERANCE, beginning, least, runs
+from memplan.engine.allocator.capacities import TOLERANCE, alike, beginning, least, runs
 from memplan.engine.allocator.events import step_events
 from memplan.engine.allocator.figures import Room, played
 from memplan.engine.allocator.replay import StepEvents, play
@@ -76,6 +77,51 @@ def test_what_held_no_more_on_a_larger_card_is_not_played_again(monkeypatch: pyt
     again = runs(begun, 50 * MiB)
     assert again is not None
     assert (again.held, again.allocator.peak_reserved, again.allocator.capacity) == (50 * MiB, 20 * MiB, 50 * MiB)
+
+
+GRPO: dict[str, Any] = {"method": "grpo", "gradient_checkpointing": False}
+LENGTHS = {"prompt_length": 512, "completion_length": 512}
+
+
+@pytest.mark.parametrize(
+    ("keys", "same"),
+    [
+        ({}, True),
+        ({"sharding": "fsdp2", "num_gpus": 4}, True),
+        ({"sharding": "zero-3", "num_gpus": 4, "trainer": "trl"}, True),
+        ({"trainer": "megatron", "num_gpus": 4, "tensor_parallel": 2}, True),
+        ({"allocator": {"per_process_memory_fraction": 0.9}}, False),
+        ({"trainer": "trl", "lora": {"r": 8}, "load_in_4bit": True}, True),
+        ({"trainer": "trl", "kernels": "unsloth", "lora": {"r": 8}}, False),
+    ],
+)
+def test_cards_that_differ_in_memory_alone_have_one_play(keys: dict[str, Any], same: bool) -> None:
+    one, other = (recipe(**keys, gpu=gpu) for gpu in ("rtx-4060-ti-16gb", "l4-24gb"))
+    assert (alike(one) == alike(other)) is same
+    if same:
+        assert step_events(one) == step_events(other)
+    assert alike(one) != alike(recipe(**keys, gpu="rtx-5090-32gb"))
+
+
+def test_one_play_is_enough_beside_all_engines() -> None:
+    one, other = (
+        recipe(
+            **GRPO, trainer="trl", gpu="l4-24gb", rollout={"engine": "vllm", "gpu_memory_utilization": share, **LENGTHS}
+        )
+        for share in (0.2, 0.4)
+    )
+    assert one.generator != other.generator
+    assert alike(one) == alike(other)
+    assert step_events(one) == step_events(other)
+
+
+@pytest.mark.parametrize("gpu", ["1.5GiB", "2GiB", "3GiB", "4GiB", "24GiB"])
+def test_a_search_asks_for_the_verdict_alone(gpu: str) -> None:
+    of = recipe(sharding="fsdp2", num_gpus=4, gpu=gpu)
+    one, other = peak(of, search=True, play="yes").verdict, peak(of, search=True, play="fits").verdict
+    assert one is not None
+    assert other is not None
+    assert asdict(one) == asdict(other)
 
 
 def test_streams_and_marks_are_played() -> None:

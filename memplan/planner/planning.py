@@ -172,7 +172,7 @@ def reported(asked: Question, each: Candidate, priced: Priced) -> tuple[Priced, 
     if not played.fits:
         return played, None
     recipe = resolve(job_input(asked, each, priced))
-    figures = peak(recipe, play="fits")  # what it needs is looked for where it fits alone
+    figures = peak(recipe, play="yes")  # what it needs is looked for where it fits alone
     report = build_report(recipe, None) if figures.verdict is None or figures.verdict.fits == "yes" else None
     if report is not None and report.verdict is not None and report.verdict.fits != "yes":
         figures, report = figures._replace(verdict=report.verdict), None

@@ -139,7 +139,7 @@ class Priced(NamedTuple):
 
     def as_played(self) -> "Priced":
         """With the verdict that is shown of it."""
-        return self._replace(figures=peak(self.recipe, search=True, play="fits"))
+        return self._replace(figures=peak(self.recipe, search=True, play="yes"))
 
     @property
     def free(self) -> list[str]:

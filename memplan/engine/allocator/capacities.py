@@ -6,10 +6,28 @@ from contextlib import suppress
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
 from memplan.engine.allocator.replay import Playing, StepEvents
 from memplan.engine.allocator.settings import SMALL_SEGMENT_BYTES, Settings
+from memplan.engine.critic_engine import has_critic_engine
+from memplan.engine.losses.head_of_pass import BY_WHAT_IS_FREE
+from memplan.engine.overhead import warm_up_bytes
+from memplan.spec.gpu import Cluster
+from memplan.spec.groups import Provenance
+from memplan.spec.recipe import Recipe
 from memplan.units import round_up
 
 TOLERANCE = 0.005
 """Of the allocated peak: how far above the least capacity ``needs`` may be."""
+
+
+def alike(recipe: Recipe) -> tuple[Recipe, object]:
+    """Equal of recipes with the same events and allocators: the job, without what generates, unless a play makes room
+    for it or its cache grows in these allocators, and without the card, but for what a play reads of it."""
+    of, hardware, loss = recipe.generator, recipe.hardware, recipe.trainer.loss
+    stays = of is not None and (of.engine == "hf" or has_critic_engine(recipe))
+    heads, limited = {recipe.loss.head, *loss.heads.values()}, hardware.allocator.per_process_memory_fraction
+    card, sized = hardware.gpu, bool(limited or heads & BY_WHAT_IS_FREE)
+    kind = card and (card.vendor, card.architecture, warm_up_bytes(recipe), card.usable_bytes * sized)
+    any_card = hardware._replace(gpu=None, margin=0.0, cluster=Cluster())
+    return recipe._replace(provenance=Provenance({}, {}), generator=of if stays else None, hardware=any_card), kind
 
 
 def beginning(recorded: StepEvents, settings: Settings) -> Playing:

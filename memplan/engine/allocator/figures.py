@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from memplan.engine.allocator.blocks import Block
 from memplan.engine.allocator.caching import CachingAllocator, OutOfMemory
-from memplan.engine.allocator.capacities import TOLERANCE, all_run, beginning, endless, least, runs
+from memplan.engine.allocator.capacities import TOLERANCE, alike, all_run, beginning, endless, least, runs
 from memplan.engine.allocator.events import on_rank, step_events
 from memplan.engine.allocator.replay import Playing, StepEvents, repeated
 from memplan.engine.allocator.reserved import Seek, Unplayed
@@ -26,7 +26,6 @@ from memplan.engine.parallel.fsdp1.flat_parameters import flattens, fullest_rank
 from memplan.engine.play.other_ranks import ran_ahead
 from memplan.engine.uncollected import uncollected
 from memplan.spec.generation import Generator
-from memplan.spec.groups import Provenance
 from memplan.spec.recipe import Recipe
 from memplan.units import ceil_div
 
@@ -111,7 +110,7 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
     """The figures of a job whose ledger peaks at so many bytes; or why it is not played.
 
     ``needs`` is looked for where what is held is not comfortable, or when told to."""
-    job = recipe._replace(provenance=Provenance({}, {}))
+    job = alike(recipe)
     begun = next((each for seen, each in _BEGUN if seen == job), None)
     recorded = begun.plays[Rank()] if begun else step_events(recipe)
     if recorded is None:
@@ -125,7 +124,7 @@ def played(recipe: Recipe, allocated: int, room: Room | None = None, seek: Seek 
     settings = settings_of(recipe.hardware.allocator, card)
     if begun is None:
         begun = _begun(_plays(recipe, recorded), settings)
-        if recipe.generator is None:  # whose cache would go on growing in these allocators
+        if job[0].generator is None or job[0].generator.engine != "hf":  # whose cache grows on in these allocators
             _BEGUN.append((job, begun))
         while len(_BEGUN) > 1 and sum(each.events for _, each in _BEGUN) > MOST_KEPT:
             _BEGUN.popleft()
@@ -153,9 +152,9 @@ class Begun(NamedTuple):
 
 
 MOST_KEPT = 400_000
-_BEGUN: deque[tuple[Recipe, Begun]] = deque(maxlen=3)
-"""Of the jobs played last, what they are but for where that came from: what fits is asked, and then what is needed. Of
-so many events (``MOST_KEPT``) the last one alone."""
+_BEGUN: deque[tuple[object, Begun]] = deque(maxlen=3)
+"""Of the jobs played last, by what their plays are of (``alike``): what fits is asked, and then what is needed, beside
+one engine after another and of one card after another. Of so many events (``MOST_KEPT``) the last one alone."""
 
 
 @uncollected()
@@ -184,7 +183,8 @@ def _figures(recipe: Recipe, of: Begun, settings: Settings, room: Room | None, s
         needs = room.most  # bisection stops ``TOLERANCE`` above the least, and may miss a card that is enough
     there: CachingAllocator | None = endless[rank]
     if room is None or most > room.most:
-        there = _on_card(recipe, rank, begun[rank], room.most) if room and needs <= room.most else None
+        told = room is not None and needs <= room.most and not (seek == "yes" and recipe.generator is None)
+        there = _on_card(recipe, rank, begun[rank], room.most) if room and told else None
     held = there.peak_reserved if there else most
     apart = max(0, held - endless[Rank()].peak_reserved)
     grown, before, retries = most, held, there.retries if there else 0

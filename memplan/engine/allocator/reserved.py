@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 
 from memplan.units import MiB, round_up
 
-Seek = bool | Literal["fits"]
+Seek = bool | Literal["fits", "yes"]
 """Of a play, whether the least that the job needs is looked for: always (True), near the card's limit (False), or there
-only whether it is comfortable on the card, or runs on it."""
+only whether it is comfortable on the card, or runs on it ("fits"), and nothing of what it then holds there ("yes")."""
 Play = Seek | Literal["unsure"] | None
 """How a report is made (``reporting.build_report``)."""
 BY_BOUND = "the verdict by the most that a play of it may need is the same"

@@ -18,7 +18,7 @@ UPDATES_ALONE = ("liger-policy", "liger-policy-blocks")
 grpo_trainer.py: _get_per_token_logps_and_entropies)."""
 
 
-BY_WHAT_IS_FREE = ("unsloth-chunks", "compiled-unsloth-chunks")
+BY_WHAT_IS_FREE = frozenset({"unsloth-chunks", "compiled-unsloth-chunks"})
 
 
 def policy_head(recipe: Recipe, rows: int, graph: bool = True, evaluated: bool = False) -> Head:
