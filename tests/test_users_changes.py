@@ -301,10 +301,12 @@ if args.do_eval:
 """
 
 
-def test_arguments_evaluate_when_their_command_says() -> None:
-    found = checked("train.py", PARSED, num_gpus=1)
+@pytest.mark.parametrize(("more", "evaluates"), [("", False), (" --do_eval", True), (" --eval_strategy steps", True)])
+def test_arguments_evaluate_when_their_command_says(more: str, evaluates: bool) -> None:
+    shown = PARSED.replace("--output_dir x", f"--per_device_eval_batch_size 64 --output_dir x{more}")
+    found = checked("train.py", shown, num_gpus=1)
     assert found.fits == "yes", found.text
-    assert "eval_batch_size" not in found.job
+    assert (found.job.get("eval_batch_size") == 64) is evaluates
 
 
 @pytest.mark.parametrize(("more", "said"), [(", eval_dataset=rows", True), ("", False)])

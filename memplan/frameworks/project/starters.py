@@ -20,6 +20,8 @@ LEFT = {"__pycache__", "node_modules", "site-packages", "venv", "wandb", "output
 MOST_FOLDERS, MOST_FILES = 400, 400
 TRIAL = re.compile(r"smoke|dry|debug|test|eval|help|stats|sample|diagnos|profil")
 """Options of a command that tries a program out, and names of scripts."""
+_OF_TRAINING = re.compile(r"do_eval|_eval_batch_size|eval(uation)?_(strategy|steps|accumulation_steps|delay|on_start)")
+"""Options of a Trainer's that only sound like one that tries a program out."""
 _SIGNS = re.compile(r"^[\s#$>*`]*(?:- )?(?:Usage:|Example:)?\s*`?")
 _PROGRAM = re.compile(r"\b([\w-]+\.py)\b")
 _LAUNCHERS = re.compile(r"\b(python3?|torchrun|accelerate|deepspeed|uv)\b")
@@ -156,7 +158,7 @@ def _shown(text: str, path: str, here: Path, commented: bool = True) -> Iterator
 
 
 def _is_training(launch: Launch) -> bool:
-    return bool(launch.words) and not any(TRIAL.search(key) for key in launch.arguments().values)
+    return bool(launch.words) and not any(TRIAL.search(_OF_TRAINING.sub("", key)) for key in launch.arguments().values)
 
 
 def commands_in(text: str, path: str, program: str) -> Iterator[Launch]:
