@@ -12,12 +12,12 @@ from memplan.tables.texts import texts_by_name
 from memplan.units import words_of
 
 ACCUMULATED = "accumulated gradients"
+"""How rows begin of gradients that are there from one micro-step to the next, but not from step to step."""
 OF_A_MODEL = words_of(
     """parameters adapters quantised master_weights optimizer_states gradients buffers gathered_parameters reference
     extra_models"""
 )
 """Categories of what a model has from step to step, where it lasts; all else is the process', or the batch's."""
-"""How rows begin of gradients that are there from one micro-step to the next, but not from step to step."""
 
 
 class Row(NamedTuple):

@@ -233,7 +233,7 @@ def correct(p: Pass, layer: Layer, predictions: Tensor, activated: Tensor) -> Te
     the coefficients is clamped first."""
     tape = p.tape
     routed = modalities(p, layer, activated)
-    innovation = ops.add(tape, activated, negated(p, layer, predictions), INNOVATION)
+    innovation = ops.add(tape, activated, ops.in_place(tape, stream(p, layer, predictions)), INNOVATION)
     innovation = ops.copy(tape, innovation, INNOVATION, predictions.dim)
     linear = linear_of(layer, "correction_coefs")
     weight = p.param(linear.name, linear.parameters)
@@ -242,13 +242,6 @@ def correct(p: Pass, layer: Layer, predictions: Tensor, activated: Tensor) -> Te
     corrected = ops.mul(tape, innovation, coefs, RETURNED)
     node = tape.node((corrected, predictions), (), lambda t, g: (g[0], g[0]))
     return Tensor(corrected.dim, corrected.itemsize, corrected.storage, node)
-
-
-def negated(p: Pass, layer: Layer, predictions: Tensor) -> Tensor:
-    """What is taken from another tensor: no bytes of its own; its gradient is negated."""
-    one = stream(p, layer, predictions)
-    size = (one.dim, one.itemsize)
-    return Tensor(one.dim, one.itemsize, one.storage, p.tape.node((one,), (), lambda t, g: (t.gradient(size),)))
 
 
 def add_to_others(tape: Tape, x: Tensor, y: Tensor, streams: int) -> Tensor:

@@ -77,12 +77,6 @@ def gated_input(p: Pass, own: LayerInput, x: Tensor, cut: Tensor) -> Tensor:
     return norm(p, own.norms[0], hidden, "h")
 
 
-def scaled_by_number(p: Pass, x: Tensor) -> Tensor:
-    """``x *= number`` of an operation's result."""
-    size = x.dim, x.itemsize
-    return Tensor(*size, x.storage, p.tape.node((x,), (), lambda t, g: (t.gradient(size),)))
-
-
 def scaled_in_place(p: Pass, x: Tensor) -> Tensor:
     """``x *= scalar``: saves the scalar, a buffer; its gradient is a new tensor."""
     dim, itemsize, scalar = x.dim, x.itemsize, Tensor(Dim("1", 1), x.itemsize, None)
@@ -106,6 +100,6 @@ def made_inputs(p: Pass, spec: ModelSpec, own: LayerInput, x: Tensor) -> Tensor:
     rows = p.shared.pop(ROWS) if ROWS in p.shared else rows_of_table(p, spec, own)
     linear, of_rows = next((part.linears[0], part.norms[0]) for part in spec.extra if part.linears and part.norms)
     projected = project(p, x, linear, "L·d", "projected inputs", quantised=False)
-    projected = ops.scale(tape, projected, "projected inputs") if spec.streams == 1 else scaled_by_number(p, projected)
+    projected = ops.scale(tape, projected, "projected inputs") if spec.streams == 1 else ops.in_place(tape, projected)
     projected = norm(p, of_rows, projected, "L·d", "L", own.layers)
     return ops.scale(tape, ops.add(tape, projected, rows, LAYER_INPUTS), LAYER_INPUTS)

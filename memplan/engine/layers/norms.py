@@ -23,21 +23,13 @@ def norm_weight(p: Pass, spec: Norm) -> Param:
 
 
 def rms_wide(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
-    """``(weight * x̂).to(dtype)``: the fp32 matmul of the weight as it is (OLMo 2)."""
+    """``(weight * x̂).to(dtype)``: of the weight as it is (OLMo 2), or ``weight.float()`` (Helium)."""
     normed = ops.normalise(p.tape, ops.cast(p.tape, x, ops.FP32, "norm inputs in fp32"), per_row, "normalised")
-    product = ops.mul(p.tape, normed, norm_weight(p, spec), "norm products in fp32")
+    weight = norm_weight(p, spec)
+    wide = ops.cast(p.tape, weight, ops.FP32, "norm weights") if spec.kind == "rms-wide-weight" else weight
+    product = ops.mul(p.tape, normed, wide, "norm products in fp32")
     del normed  # a temporary product in Olmo2RMSNorm.forward: ``(self.weight * hidden_states).to(dtype)``
     return ops.cast(p.tape, product, x.itemsize, "norm outputs")
-
-
-def rms_wide_weight(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
-    """``(weight.float() * x̂).to(dtype)`` (Helium)."""
-    tape = p.tape
-    normed = ops.normalise(tape, ops.cast(tape, x, ops.FP32, "norm inputs in fp32"), per_row, "normalised")
-    wide_weight = ops.cast(tape, norm_weight(p, spec), ops.FP32, "norm weights")
-    product = ops.mul(tape, normed, wide_weight, "norm products in fp32")
-    del normed  # the same in HeliumRMSNorm.forward, with ``self.weight.to(torch.float32)``
-    return ops.cast(tape, product, x.itemsize, "norm outputs")
 
 
 def rms_power(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
@@ -190,7 +182,8 @@ def identity(p: Pass, spec: Norm, x: Tensor, per_row: Dim) -> Tensor:
 
 
 NORMS: dict[str, Callable[[Pass, Norm, Tensor, Dim], Tensor]] = {
-    **by_name(rms_wide, rms_wide_weight, layer_wide, layer_bare, identity, rms_t5, rms_power, layer, layer_plus_one),
+    **by_name(rms_wide, layer_wide, layer_bare, identity, rms_t5, rms_power, layer, layer_plus_one),
+    "rms-wide-weight": rms_wide,
     "rms-power-bare": rms_power,
     "layer-plain": layer,
 }

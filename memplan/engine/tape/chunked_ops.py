@@ -30,7 +30,7 @@ def contract(
 
 def seen(tape: Tape, x: Tensor) -> Tensor:
     """A view whose gradient has to be copied to be seen as x was."""
-    return Tensor(x.dim, x.itemsize, x.storage, tape.node((x,), (), ops.own(x)))
+    return ops.expand(tape, x, x.dim)
 
 
 def running_sum(tape: Tape, x: Tensor, label: str) -> Tensor:

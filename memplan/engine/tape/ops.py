@@ -234,9 +234,12 @@ def expand(tape: Tape, x: Tensor, dim: Dim) -> Tensor:
 
 def view(tape: Tape, x: Tensor, dim: Dim, whole: bool = True) -> Tensor:
     """A view. A slice's gradient (``whole`` false) is scattered into zeros of the original's size."""
-    if whole:
-        return Tensor(dim, x.itemsize, x.storage, x.node, x.slot)
-    return Tensor(dim, x.itemsize, x.storage, tape.node((x,), (), own(x)))
+    return Tensor(dim, x.itemsize, x.storage, x.node, x.slot) if whole else expand(tape, x, dim)
+
+
+def in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``x *= number``, or the sign of what is subtracted: no bytes of its own; its gradient is another tensor."""
+    return expand(tape, x, x.dim)
 
 
 def concatenate(tape: Tape, parts: Sequence[Tensor], dim: Dim, label: str) -> Tensor:

@@ -8,7 +8,6 @@ from memplan.engine.layers.rotary import rotary
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
 from memplan.engine.tape.tags import Dim
-from memplan.engine.tape.tape import Tape
 from memplan.spec.parts import Attention
 
 
@@ -44,7 +43,7 @@ def falcon_heads(p: Pass, mixer: Attention, fused: Tensor) -> tuple[Tensor, Tens
     q = ops.view(tape, fused, q_dim, whole=False)
     if mixer.style == "falcon-alibi" or (mixer.style == "falcon" and mixer.num_kv_heads == mixer.num_heads):
         return q, ops.view(tape, fused, kv_dim, whole=False), ops.view(tape, fused, kv_dim, whole=False)
-    k, v = (picked(tape, fused, kv_dim, QKV) for _ in range(2))
+    k, v = (ops.copy(tape, fused, QKV, kv_dim) for _ in range(2))
     if mixer.style == "falcon":
         return q, k, v
     return (
@@ -84,7 +83,7 @@ def falcon_eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, ite
     wide = logits = scores
     if mixer.mask_form == "heads":
         wide = ops.cast(tape, scores, ops.FP32, SCORES)
-        logits = scale_in_place(tape, ops.scale(tape, wide, "scores and slopes", shares_gradient=True))
+        logits = ops.in_place(tape, ops.scale(tape, wide, "scores and slopes", shares_gradient=True))
     masked = ops.scale(tape, logits, "masked scores", shares_gradient=True)
     weights = ops.softmax(tape, ops.cast(tape, masked, itemsize, "masked scores"), PROBABILITIES, to_fp32=False)
     del masked  # a temporary argument of ``F.softmax(attention_logits + attention_mask, …)``
@@ -94,13 +93,3 @@ def falcon_eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, ite
     out = ops.matmul(tape, weights, values, q_dim, "attention output")
     del scores, wide, logits  # alibi: ``attention_scores``, ``attention_logits`` are locals of FalconAttention.forward
     return ops.copy(tape, out, "attention output"), weights
-
-
-def scale_in_place(tape: Tape, x: Tensor) -> Tensor:
-    """``x *= number``."""
-    return Tensor(x.dim, x.itemsize, x.storage, tape.node((x,), (), ops.own(x)))
-
-
-def picked(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
-    """``x[..., [i]]``: a copy; its gradient is put into zeros of the original's size."""
-    return tape.new(dim, x.itemsize, label, tape.node((x,), (), ops.own(x)))

@@ -125,31 +125,19 @@ def wide_scores(p: Pass, mixer: Attention, q: Tensor, k: Tensor) -> tuple[Tensor
 
 
 def gpt_neo(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
-    """Scores in fp32, not scaled; a causal mask of the layer's own, then the one of all."""
-    tape = p.tape
+    """Scores in fp32, not scaled; a causal mask of the layer's own, then the one of all. GPT-2's
+    ``reorder_and_upcast_attn`` has the latter alone, behind ``baddbmm`` of q and k outside of autocast."""
+    tape, of_gpt2 = p.tape, mixer.style == "gpt2-upcast"
     q, k, v = projected(p, mixer, x)
-    scores, wide = wide_scores(p, mixer, q, k)
-    scores = ops.scale(tape, scores, "masked scores")
-    scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
-    held = [scores]
-    del scores  # ``attn_weights`` is rebound by softmax (GPTNeoSelfAttention._attn)
-    out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout, apart=True)
-    del wide  # ``query`` and ``key`` in fp32 are _attn's locals
-    return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
-
-
-def gpt2_upcast(p: Pass, mixer: Attention, x: Tensor) -> Mixed:
-    """``reorder_and_upcast_attn``: ``baddbmm`` of q and k in fp32, outside of autocast."""
-    tape = p.tape
-    q, k, v = projected(p, mixer, x)
-    autocast, tape.autocast = tape.autocast, 0
+    autocast, tape.autocast = tape.autocast, 0 if of_gpt2 else tape.autocast
     scores, wide = wide_scores(p, mixer, q, k)
     tape.autocast = autocast
+    scores = scores if of_gpt2 else ops.scale(tape, scores, "masked scores")
     scores = ops.scale(tape, scores, "masked scores", shares_gradient=True)
     held = [scores]
-    del scores  # ``attn_weights`` is rebound by softmax (GPT2Attention._upcast_and_reordered_attn)
+    del scores  # ``attn_weights`` is rebound by softmax (GPTNeoSelfAttention._attn, _upcast_and_reordered_attn)
     out, weights = weighted(p, held, v, dims(p, mixer)[0], v.itemsize, mixer.dropout, apart=True)
-    del wide  # ``baddbmm``'s node holds ``q.float()`` and ``k.float()`` anyway
+    del wide  # ``query`` and ``key`` in fp32 are _attn's locals
     return project(p, out, mixer.linears[-1], "h", "attention projection"), weights
 
 

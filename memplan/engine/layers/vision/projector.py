@@ -193,15 +193,10 @@ def pack(j: Joint, tiles: Tensor, h: int) -> Tensor:
         image = ops.view(tape, image, Dim("tokens·h", batch.unpadded * h), whole=False)
     kept = batch.tokens - batch.lines - j.tower.rule.tokens
     if kept < batch.unpadded:
-        image = resized(tape, image, Dim("tokens·h", kept * h), "shrunk image")
+        image = ops.copy(tape, image, "shrunk image", Dim("tokens·h", kept * h))  # ``interpolate``
     lined = Dim("tokens·h", (kept + batch.lines) * h)
     image = ops.concatenate(tape, (image, ends), lined, "packed image")
     return ops.concatenate(tape, (base, image), Dim("tokens·h", batch.tokens * h), "packed image")
-
-
-def resized(tape: Tape, x: Tensor, dim: Dim, label: str) -> Tensor:
-    """``interpolate``: keeps nothing but sizes."""
-    return tape.new(dim, x.itemsize, label, tape.node((x,), (), ops.own(x)))
 
 
 def connected(j: Joint, x: Tensor) -> Tensor:
