@@ -2,7 +2,7 @@
 
 The first lines are medians over jobs that differ, so that no cache answers. A search is told apart: many ways to run
 one model, priced by ``memplan.reporting.peak`` (the meters, phases and verdict of a report, to the byte),
-resolved once for each combination of everything but the batch, and varied by ``Recipe.with_batch``.
+resolved once for each combination of everything but the batch, and varied by ``Recipe.in_batches``.
 
 --check FILE-OR-FOLDER …: CPU time of all processes of the call, start included, a file that it answers, in pairs with a
 process that imports typer and pydantic and does nothing, or (--against TREE) with the same call of another tree's
@@ -74,7 +74,7 @@ def search() -> None:
     start = time.process_time()
     recipes = list(combinations())
     resolved = (time.process_time() - start) * 1000
-    plans = [recipe.with_batch(batch, steps) for recipe in recipes for batch, steps in product(BATCHES, ACCUMULATIONS)]
+    plans = [recipe.in_batches(batch, steps) for recipe in recipes for batch, steps in product(BATCHES, ACCUMULATIONS)]
     print(f"{'resolve a combination':50} {resolved / len(recipes):8.3f} ms  {len(recipes):,} allowed")
     for title in ("a plan of a search, nothing known before", "a plan of the same search again"):
         times = sorted(timed(peak, plan) for plan in plans)

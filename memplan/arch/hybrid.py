@@ -98,7 +98,7 @@ def granite_mixers(family: Family, config: Config) -> list[AnyMixer]:
 def granite_layers(family: Family, config: Config) -> Sequence[FeedForward]:
     """A feed-forward that every token visits, beside experts when there are any."""
     h, shared = config.integer("hidden_size"), config.integer("shared_intermediate_size")
-    count = expert_count_or_none(config)
+    count = 0 if config.value("num_local_experts") == 0 else expert_count(config, "num_local_experts")
     linears = (
         Linear(name="input_linear", inputs=h, outputs=2 * shared),
         Linear(name="output_linear", inputs=shared, outputs=h),
@@ -111,11 +111,6 @@ def granite_layers(family: Family, config: Config) -> Sequence[FeedForward]:
     routed = make_experts(config, count, experts_per_token(config, count), f, routing, "router")
     layer = FeedForward(intermediate=f, activation=act, experts=routed, shared=linears)
     return [layer] * config.integer("num_hidden_layers")
-
-
-def expert_count_or_none(config: Config) -> int:
-    """num_local_experts, which may be none."""
-    return 0 if config.value("num_local_experts") == 0 else expert_count(config, "num_local_experts")
 
 
 def finish_granite(spec: ModelSpec, config: Config) -> ModelSpec:

@@ -141,16 +141,19 @@ def common_name(raw: Config) -> Config:
     return Config({**keys, "hidden_size": raw.keys["n_embed"]}, raw.name, raw.source)
 
 
-def starcoder2_attention(family: Family, config: Config, window: int | None) -> Attention:
-    """Llama's, with biases by use_bias."""
-    bias = config.flag("use_bias")
+def biased_attention(family: Family, config: Config, window: int | None) -> Attention:
+    """Llama's, with biases by use_bias; or by attention_bias, and a part of each head is rotated (Nemotron). Neither
+    class has an answer to null key/value heads."""
+    key, width = "use_bias" if "use_bias" in config.defaults else "attention_bias", attention.head_dim(config)
+    bias = config.flag(key)
     return attention_of(
         config,
         ("q_proj", "k_proj", "v_proj", "o_proj"),
         biases=(bias, bias),
-        head_dim=attention.head_dim(config),
+        head_dim=width,
         kv_heads=attention.num_kv_heads(config, nullable=False),
         window=window,
+        **({} if key == "use_bias" else rotary(config, width)),
     )
 
 
@@ -158,19 +161,6 @@ def starcoder2_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """Dropout of the embedding's output and of both branches."""
     spec = spec.but(front=("dropout",) if config.drops("embedding_dropout") else ())
     return with_layers(spec, dropout=("mixer", "feed-forward") if config.drops("residual_dropout") else ())
-
-
-def nemotron_attention(family: Family, config: Config, window: int | None) -> Attention:
-    """A part of each head is rotated; its class has no answer to null key/value heads."""
-    bias, width = config.flag("attention_bias"), attention.head_dim(config)
-    return attention_of(
-        config,
-        ("q_proj", "k_proj", "v_proj", "o_proj"),
-        biases=(bias, bias),
-        head_dim=width,
-        kv_heads=attention.num_kv_heads(config, nullable=False),
-        **rotary(config, width),
-    )
 
 
 def persimmon_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -221,8 +211,8 @@ def stablelm_finish(spec: ModelSpec, config: Config) -> ModelSpec:
 
 ROWS = (
     row(model_type="starcoder2", feed_forward=plain("c_fc", "c_proj", bias="use_bias"), windows=attention.one_window,
-        mixer=starcoder2_attention, finish=starcoder2_finish),
-    row(model_type="nemotron", feed_forward=plain("up_proj", "down_proj", bias="mlp_bias"), mixer=nemotron_attention,
+        mixer=biased_attention, finish=starcoder2_finish),
+    row(model_type="nemotron", feed_forward=plain("up_proj", "down_proj", bias="mlp_bias"), mixer=biased_attention,
         norm_kind="layer-plus-one"),
     row(model_type="persimmon", feed_forward=plain("dense_h_to_4h", "dense_4h_to_h"), mixer=persimmon_attention,
         finish=persimmon_finish),

@@ -81,11 +81,6 @@ def gpt_oss_layers(family: Family, config: Config) -> list[FeedForward]:
     return everywhere(family, config, routed.but(clamped=True))
 
 
-def gpt_oss_windows(config: Config) -> attention.Windows:
-    """Every first of two layers has a window."""
-    return alternating_first(config, config.optional_integer("sliding_window"))
-
-
 def sink_attention(family: Family, config: Config, window: int | None) -> Attention:
     """GPT-OSS: a learned logit beside the scores of each head, which only eager attention has; cat after the turn."""
     made = turned(rotary="concatenated", style="sinks", eager_only=True)(family, config, window)
@@ -100,8 +95,7 @@ def olmoe_attention(family: Family, config: Config, window: int | None) -> Atten
 
 def minimax_attention(family: Family, config: Config, window: int | None) -> Attention:
     """q and k normalised over all heads together; rotary_dim elements of each head turn."""
-    made = turned(rotary="concatenated", rotary_dim=minimax_rotary)(family, config, window)
-    return whole_norms(family, made)
+    return whole_norms(family, turned(rotary="concatenated", rotary_dim=minimax_rotary)(family, config, window))
 
 
 def minimax_rotary(config: Config) -> int | None:
@@ -120,15 +114,9 @@ def minimax_rotary(config: Config) -> int | None:
     return None if turns == width else turns
 
 
-def gpt_oss_masks(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Both masks, whatever the layers take."""
-    return with_checkpoint_notes(both_masks(spec, config), config)
-
-
 def head_bias(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias when lm_head_bias says so."""
-    bias = config.flag("lm_head_bias")
-    return spec.but(head=spec.head.but(bias=bias))
+    return spec.but(head=spec.head.but(bias=config.flag("lm_head_bias")))
 
 
 CHUNKED = "chunked_attention"
@@ -194,6 +182,7 @@ ROWS = (
         norm_bias=True, balances=True, finish=head_bias),
     Family(model_type="minimax_m2", feed_forward=minimax_layers, mixer=minimax_attention, not_counted=JITTERED,
         balances=True, harmless=("use_qk_norm",), classifies=False, finish=with_checkpoint_notes),
-    Family(model_type="gpt_oss", feed_forward=gpt_oss_layers, windows=gpt_oss_windows, norm_kind="rms-wide",
-        mixer=sink_attention, balances=True, finish=gpt_oss_masks),
+    Family(model_type="gpt_oss", feed_forward=gpt_oss_layers, norm_kind="rms-wide", mixer=sink_attention, balances=True,
+        windows=lambda config: alternating_first(config, config.optional_integer("sliding_window")),
+        finish=lambda spec, config: with_checkpoint_notes(both_masks(spec, config), config)),
 )  # fmt: skip

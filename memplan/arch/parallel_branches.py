@@ -55,12 +55,9 @@ def gptj_attention(family: Family, config: Config, window: int | None) -> Attent
 
 
 def gptj_finish(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The head has a bias; an fp32 table of all positions."""
+    """As Phi's, beside an fp32 table of all positions."""
     table = config.integer("max_position_embeddings") * config.integer("rotary_dim") * 4
-    head = spec.head.but(bias=True)
-    front = ("dropout",) if config.drops("embd_pdrop") else ()
-    spec = spec.but(head=head, buffer_bytes=table, front=front)
-    return with_layers(spec, dropout=BOTH if config.drops("resid_pdrop") else ())
+    return phi_finish(spec.but(buffer_bytes=table), config)
 
 
 def phi_attention(family: Family, config: Config, window: int | None) -> Attention:
@@ -83,8 +80,7 @@ def phi_attention(family: Family, config: Config, window: int | None) -> Attenti
 
 def phi_finish(spec: ModelSpec, config: Config) -> ModelSpec:
     """The head has a bias."""
-    head = spec.head.but(bias=True)
-    spec = spec.but(head=head, front=("dropout",) if config.drops("embd_pdrop") else ())
+    spec = spec.but(head=spec.head.but(bias=True), front=("dropout",) if config.drops("embd_pdrop") else ())
     return with_layers(spec, dropout=BOTH if config.drops("resid_pdrop") else ())
 
 

@@ -3,6 +3,8 @@ both (Cohere), or without parameters (OLMo), as transformers 5.23 builds them.
 
 One row a family; see ``dense.py``."""
 
+from functools import partial
+
 from memplan.arch import attention
 from memplan.arch.attention import patterned
 from memplan.arch.config import Config
@@ -19,11 +21,6 @@ AROUND_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_l
 def every_fourth(config: Config) -> attention.Windows:
     """Every fourth layer attends to all, unless sliding_window_pattern or layer_types says otherwise."""
     return patterned(config, config.integer("sliding_window_pattern") if "sliding_window_pattern" in config.keys else 4)
-
-
-def olmo3_windows(config: Config) -> attention.Windows:
-    """Every fourth layer attends to all, unless layer_types says otherwise."""
-    return patterned(config, 4)
 
 
 def exaone4_windows(config: Config) -> attention.Windows:
@@ -96,7 +93,7 @@ ROWS = (
         form="sandwich", mixer=turned(rotary="concatenated", rotary_tables="repeated", rotary_dim=rotary_dim)),
     Family(model_type="olmo", norm_kind="layer-bare", mixer=olmo_attention),
     OLMO2_ROW,
-    OLMO2_ROW._replace(model_type="olmo3", windows=olmo3_windows, finish=olmo3),
+    OLMO2_ROW._replace(model_type="olmo3", windows=partial(patterned, period=4), finish=olmo3),
     Family(model_type="exaone4", windows=exaone4_windows, qk_norm=True, norms=POST_NORMS, form="post",
         mixer=exaone4_attention),
     COHERE_ROW,

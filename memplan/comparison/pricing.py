@@ -40,11 +40,12 @@ def compare_cases(cases: Sequence[Case]) -> Comparison:
     priced, impossible = priced_cases(cases, any_first=True)
     rows, speed_from, assumptions = ranked(priced)
     baseline = priced[0][0].name
+    trained = {(row.report.model.name, row.report.job["method"]) for row in rows}  # of several none is better, faster
     return Comparison(
         SCHEMA_VERSION,
         baseline,
         rows,
-        said(rows, [fastest_that_fits(rows)] if _same_training(rows) else []),
+        said(rows, [fastest_that_fits(rows)] if len(trained) == 1 else []),
         tuple(assumptions),
         speed_from,
         tuple(impossible),
@@ -83,11 +84,6 @@ def _priced(case: Case, play: Seek) -> Report | InvalidJob:
 def played(rows: int) -> Seek:
     """How the reports of so many rows are made: their steps played, or, of very many, by the band of searches."""
     return "fits" if rows <= MOST_PLAYED else False
-
-
-def _same_training(rows: Sequence[CompareRow]) -> bool:
-    """Whether the rows are ways to run one job: of different models or methods none is better for being faster."""
-    return len({(row.report.model.name, row.report.job["method"]) for row in rows}) == 1
 
 
 def _of_baseline(case: Case, error: InvalidJob, cases: int) -> InvalidJob:

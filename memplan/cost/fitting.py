@@ -76,7 +76,8 @@ def fit(runs: Sequence[Run], gpu: str, on: Device) -> Fitted:
             sum(row[i] * miss for row, miss in zip(rows, misses, strict=True)) / noise**2 - theta[i] / BEFORE[i] ** 2
             for i in range(len(theta))
         ]
-        theta = [at + max(-FARTHEST, min(FARTHEST, by)) for at, by in zip(theta, _solved(precision, pull), strict=True)]
+        steps = [sum(one * other for one, other in zip(row, pull, strict=True)) for row in _inverse(precision)]
+        theta = [at + max(-FARTHEST, min(FARTHEST, by)) for at, by in zip(theta, steps, strict=True)]
         squares = sum((want - _logarithm(run.recipe, on, theta)) ** 2 for want, run in zip(measured, runs, strict=True))
         noise = sqrt((COUNTS_AS * NOISE**2 + squares) / (COUNTS_AS + len(runs)))
     inverse = _inverse(_precision([_slopes(run.recipe, on, theta) for run in runs], noise))
@@ -125,11 +126,6 @@ def _errors(runs: Sequence[Run], on: Device, theta: Vector) -> tuple[float, ...]
 def _precision(rows: Sequence[Vector], noise: float) -> Matrix:
     size = range(len(BEFORE))
     return [[sum(row[i] * row[j] for row in rows) / noise**2 + (i == j) / BEFORE[i] ** 2 for j in size] for i in size]
-
-
-def _solved(matrix: Matrix, right: Vector) -> Vector:
-    """The solution of a positive definite system."""
-    return [sum(one * other for one, other in zip(row, right, strict=True)) for row in _inverse(matrix)]
 
 
 def _inverse(matrix: Matrix) -> Matrix:

@@ -44,7 +44,8 @@ def recognise(document: Document) -> tuple[str, ...]:
     if document.form == "shell":
         return tuple(launch.program for launch in launches(document) if is_training(launch))[:1]
     marks = tuple(key for key in MARKS if key in document.keys)
-    of_a_project = own_sections(document.settings.values) and not STRONG & document.keys
+    sections = (key for key, value in document.settings.values.items() if isinstance(value, Mapping) and value)
+    of_a_project = not all(map(_SECTIONS.fullmatch, sections)) and not STRONG & document.keys
     return marks if document.form in ("yaml", "json") and not of_a_project else ()
 
 
@@ -53,12 +54,7 @@ STRONG = words("per_device_train_batch_size gradient_accumulation_steps num_trai
 _SECTIONS = re.compile(
     r"deepspeed|fsdp|accelerator_config|env|lora|peft|quantization\w*|datasets?|\w+_(config|kwargs|args)"
 )
-
-
-def own_sections(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Sections of a project's own: ``training: {…}``."""
-    found = [key for key, value in values.items() if isinstance(value, Mapping) and value]
-    return tuple(key for key in found if not _SECTIONS.fullmatch(key))
+"""Others are a project's own: ``training: {…}``."""
 
 
 def is_training(launch: Launch) -> bool:

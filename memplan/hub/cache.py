@@ -37,8 +37,12 @@ def cached_file(repo_id: str, filename: str, revision: str | None) -> Path | Non
 
 def cached_models() -> list[str]:
     """Repositories whose config.json is cached at some revision, in order of their names."""
-    folders = _listing(cache_folder())
-    repositories = [folder for folder in folders if folder.name.startswith("models--") and _has_config(folder)]
+    repositories = [
+        folder
+        for folder in _listing(cache_folder())
+        if folder.name.startswith("models--")
+        and any(_is_there(snapshot / "config.json") for snapshot in _listing(folder / "snapshots"))
+    ]
     return [repository.name.removeprefix("models--").replace("--", "/") for repository in repositories]
 
 
@@ -74,11 +78,6 @@ def _commit_of(repository: Path, revision: str) -> str:
     except (OSError, ValueError):
         commit = revision
     return commit if _COMMIT.fullmatch(commit) else ""
-
-
-def _has_config(repository: Path) -> bool:
-    """Whether any snapshot holds a config.json."""
-    return any(_is_there(snapshot / "config.json") for snapshot in _listing(repository / "snapshots"))
 
 
 def _is_there(path: Path) -> bool:

@@ -5,7 +5,6 @@ Exceptions are told apart by the names of their classes. Their homes moved betwe
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -131,12 +130,8 @@ def _alternative(wanted: Wanted, case: str) -> str:
         return f"; cached is revision {revisions[0]}"
     close = near_models(wanted.repo_id.rpartition("/")[2], count=1) if wanted.presets else []
     names = [f"the preset {name}" for name in close]
-    names += [f"the cached {name}" for name in _near_cached(wanted)]
+    cached = (name for name in cached_models() if name != wanted.repo_id)
+    names += [f"the cached {name}" for name in nearest(wanted.repo_id, cached, 1)]
     if names:
         return "; or use " + " or ".join(names)
     return "; or use a preset (memplan show models)" if wanted.presets else ""
-
-
-def _near_cached(wanted: Wanted) -> Iterable[str]:
-    """The cached model of the most similar id, if any is similar."""
-    return nearest(wanted.repo_id, (name for name in cached_models() if name != wanted.repo_id), 1)

@@ -70,9 +70,9 @@ class Tried(NamedTuple):
         return plan_name({**plans[0][0].keys, **plans[0][1].keys}) if plans else ""
 
 
-def tried(asked: Question, whole: bool = False, lists: Lists = trainings) -> Tried:
-    """The question, ready to answer; unless ``whole``, with the leanest alone beside engines: ways multiply batches."""
-    leanest = METHODS[asked.given.job.method].online and not whole
+def tried(asked: Question, lists: Lists = trainings) -> Tried:
+    """The question, ready to answer; with the leanest alone beside engines: ways multiply batches."""
+    leanest = METHODS[asked.given.job.method].online
     of = candidates(asked.given, asked.space, asked.device, leanest, lists)
     return Tried(asked, of, pricing_of(asked), leanest or lists is not trainings)
 

@@ -59,8 +59,8 @@ def _title(found: "Plans") -> str:
 
 
 def _common(best: "Plan") -> list[tuple[Cell, Cell]]:
-    job = best.job
-    examples = job["batch_size"] * job["gradient_accumulation_steps"] * _data_ranks(best)
+    job, ranks = best.job, best.report.recipe.parallel.data if best.report.recipe is not None else 1
+    examples = job["batch_size"] * job["gradient_accumulation_steps"] * ranks
     pairs = words.is_pairwise(job)
     length, packed = job["sequence_length"], job.get("token_budget")
     unit = "packed rows" if packed else "pairs" if pairs else "sequences"
@@ -84,11 +84,6 @@ def _apart(plan: "Plan") -> str:
     """The engine's own, beside those that train."""
     rollout = plan.job.get("rollout") or {}
     return f"; {rollout['num_gpus']} more generate" if rollout.get("placement") == "separate" else ""
-
-
-def _data_ranks(plan: "Plan") -> int:
-    recipe = plan.report.recipe
-    return recipe.parallel.data if recipe is not None else 1
 
 
 def _plans(found: "Plans", width: int) -> Iterator[Block]:

@@ -15,11 +15,6 @@ def fullest(report: Report) -> Together | None:
     return max(report.rollout, key=lambda at: (at.device_bytes, at.processes[0].allocated_bytes), default=None)
 
 
-def sum_words(at: Together) -> str:
-    """'trainer 21.30 GiB + engine 56.00 GiB'."""
-    return " + ".join(f"{each.name} {format_bytes(each.device_bytes)}" for each in at.processes)
-
-
 def verdict_words(report: Report, verdict: Verdict) -> str:
     """The verdict's first line where an engine stands beside the trainer, or on a card of its own."""
     engine, usable = report.engine, format_bytes(verdict.usable_bytes)
@@ -33,7 +28,8 @@ def verdict_words(report: Report, verdict: Verdict) -> str:
         return ""
     later = {each.name: each for each in report.rollout if not each.first}.get(at.name, at)
     step = " of the first step" if at.first and later.device_bytes > at.device_bytes else ""
-    where = f"{at.name}{step}: {sum_words(at)} of {usable}"
+    parts = " + ".join(f"{each.name} {format_bytes(each.device_bytes)}" for each in at.processes)
+    where = f"{at.name}{step}: {parts} of {usable}"
     if verdict.fits == "no":
         return f"Does not fit {verdict.gpu} at {where}"
     if verdict.fits == "tight":

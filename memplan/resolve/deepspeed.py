@@ -87,7 +87,7 @@ def zero_settings(
     parameters = _offloaded("parameters", given.offload_param, "parameters" in job.offload)
     _check_offload(given, stage, row, optimizer, parameters)
     _check_tested(given, stage, row, trainer, notes)
-    accumulate = _accumulates_in(job, stored)
+    accumulate = DTYPE_BYTES[given.grad_accum_dtype] if given.grad_accum_dtype else stored.gradient_itemsize
     wrapper = _wrapper(given, stage, stored, accumulate, optimizer)
     integrated, hidden = trainer.name != "pytorch", spec.hidden_size
     _check_types(given, stored)
@@ -164,12 +164,6 @@ def _wrapper(given: DeepSpeed, stage: int, stored: Stored, accumulate: int, opti
         return "plain" if not stored.precision.master else "fused" if given.ds_optimizer else "unfused"
     separate = stored.precision.dtype == "bf16" and accumulate == DTYPE_BYTES["fp32"] and weights == 2
     return "bf16" if stage == 1 and separate and not optimizer else "zero"
-
-
-def _accumulates_in(job: Job, stored: Stored) -> int:
-    """Bytes of an accumulated gradient: ``data_types.grad_accum_dtype``, else the job's grad_dtype."""
-    named = job.deepspeed.grad_accum_dtype
-    return DTYPE_BYTES[named] if named else stored.gradient_itemsize
 
 
 def _communicates_in(job: Job, stored: Stored) -> int:

@@ -77,16 +77,10 @@ class Recipe(NamedTuple):
     generator: Generator | None = None
     """What generates (``engine/generation``); None where nothing does, or where it is not counted."""
 
-    def with_batch(self, batch_size: int, accumulation: int) -> "Recipe":
-        """The same job in micro-steps of another size, without resolving it again: nothing else of a recipe depends on
-        them, but where a group of completions is an example."""
-        if self.batch.group > 1:
-            raise ValueError(f"{self.method.name}: a group of completions is an example; resolve the job again")
-        job = self.provenance.job | {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
-        return self.in_batches(batch_size, accumulation)._replace(provenance=self.provenance._replace(job=job))
-
     def in_batches(self, size: int, accumulation: int) -> "Recipe":
-        """The same, but for where it comes from: a search asks for a hundred thousand, and ``_replace`` is slow."""
+        """The same job in micro-steps of another size, but for where it comes from: nothing else of a recipe depends on
+        them, unless a group of completions is an example. A search asks for a hundred thousand: ``_replace`` is slow.
+        """
         values = list(self)
         values[_BATCH] = _sized(self.batch, size, accumulation)
         return Recipe._make(values)

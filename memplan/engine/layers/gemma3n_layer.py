@@ -15,6 +15,7 @@ from memplan.engine.layers.modules import Pass, norm, project
 from memplan.engine.layers.norms import subtract
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Grads, Tensor, in_turn
+from memplan.engine.tape.routing_ops import in_place
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 from memplan.spec.layer import Layer
@@ -233,7 +234,7 @@ def correct(p: Pass, layer: Layer, predictions: Tensor, activated: Tensor) -> Te
     the coefficients is clamped first."""
     tape = p.tape
     routed = modalities(p, layer, activated)
-    innovation = ops.add(tape, activated, ops.in_place(tape, stream(p, layer, predictions)), INNOVATION)
+    innovation = ops.add(tape, activated, in_place(tape, stream(p, layer, predictions)), INNOVATION)
     innovation = ops.copy(tape, innovation, INNOVATION, predictions.dim)
     linear = linear_of(layer, "correction_coefs")
     weight = p.param(linear.name, linear.parameters)

@@ -10,7 +10,7 @@ from memplan.engine.layers.moe.routing import route
 from memplan.engine.layers.shared_inputs import LAYER_INPUTS, ROWS
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
-from memplan.engine.tape.routing_ops import INDEX
+from memplan.engine.tape.routing_ops import INDEX, in_place
 from memplan.engine.tape.tags import Dim
 from memplan.spec.attention_kinds import LayerInput
 from memplan.spec.layer import Layer
@@ -100,6 +100,6 @@ def made_inputs(p: Pass, spec: ModelSpec, own: LayerInput, x: Tensor) -> Tensor:
     rows = p.shared.pop(ROWS) if ROWS in p.shared else rows_of_table(p, spec, own)
     linear, of_rows = next((part.linears[0], part.norms[0]) for part in spec.extra if part.linears and part.norms)
     projected = project(p, x, linear, "L·d", "projected inputs", quantised=False)
-    projected = ops.scale(tape, projected, "projected inputs") if spec.streams == 1 else ops.in_place(tape, projected)
+    projected = ops.scale(tape, projected, "projected inputs") if spec.streams == 1 else in_place(tape, projected)
     projected = norm(p, of_rows, projected, "L·d", "L", own.layers)
     return ops.scale(tape, ops.add(tape, projected, rows, LAYER_INPUTS), LAYER_INPUTS)

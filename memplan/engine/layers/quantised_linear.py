@@ -5,6 +5,7 @@ until 0.43.2 the other too, keeps the input on the context, unseen by checkpoint
 of; HQQ saves the input; GPTQ's training kernel multiplies by a dequantised matrix that autograd saves."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from memplan.engine.tape import ops
@@ -121,9 +122,10 @@ _MAKERS = {
 
 
 def _transient(
-    tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str, saved: Tensor | None = None
+    tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str, saves: bool = False
 ) -> Tensor:
-    """A product with a matrix that is dequantised forward, and again backward, and freed each time.
+    """A product with a matrix that is dequantised forward, and again backward, and freed each time. ``saves``: HQQ's
+    function saves its input, though no weight needs a gradient.
 
     ``Linear4bit.forward`` casts x to the compute dtype and the result back. bitsandbytes' 4-bit backward dequantises to
     the dtype that the weights had before, then casts to the gradient's."""
@@ -141,17 +143,12 @@ def _transient(
         return (result,)
 
     held = _multiplied_by(tape, linear, base, itemsize)
-    node = tape.node((source,), (saved,), backward)
+    node = tape.node((source,), (x if saves else None,), backward)
     result = tape.new(out, itemsize, label, node)
     if base.keeps_inputs and node is not None:  # ctx.tensors = (A, B)
         _keep_on_context(tape, source)
     del held, source  # MatMul4Bit.forward returns; backward dequantises again
     return ops.cast(tape, result, before, label)
-
-
-def _saving_input(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:
-    """HQQ's function saves its input, though no weight needs a gradient."""
-    return _transient(tape, x, linear, base, out, label, saved=x)
 
 
 def _int8(tape: Tape, x: Tensor, linear: Linear, base: Quantised, out: Dim, label: str) -> Tensor:
@@ -221,5 +218,5 @@ PRODUCTS: dict[str, Product] = {
     "bnb-int8": _int8,
     "gptq": _gptq,
     "awq": _transient,
-    "hqq": _saving_input,
+    "hqq": partial(_transient, saves=True),
 }

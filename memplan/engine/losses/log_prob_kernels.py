@@ -7,7 +7,7 @@ from typing import Any
 
 from memplan.engine.layers.modules import Pass
 from memplan.engine.tape import loss_ops, ops, routing_ops
-from memplan.engine.tape.graph import Grads, Tensor, in_turn
+from memplan.engine.tape.graph import Backward, Grads, Tensor, in_turn
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -19,11 +19,11 @@ MANY_ROWS = 1024
 """Of SkyRL's, in each sequence (utils/torch_utils.py: CHUNK_SIZE)."""
 
 
-def saving_logits(p: Pass, logits: Tensor, rows: int) -> Tensor:
+def saving_logits(p: Pass, logits: Tensor, rows: int, back: Backward | None = None) -> Tensor:
     """A kernel that keeps the logits and makes one tensor of their size in backward: TRL's Triton kernel (from 1.14,
     kernels/logprob_entropy.py), flash-attention's cross-entropy as OpenRLHF calls it."""
     statistics = p.tape.new(p.dim("1", 1), ops.FP32, "log-probability statistics")
-    node = p.tape.node((logits,), (logits, statistics), ops.own(logits))
+    node = p.tape.node((logits,), (logits, statistics), back or ops.own(logits))
     return p.tape.new(p.dim("1", 1), ops.FP32, "log-probabilities", node)
 
 
@@ -35,9 +35,7 @@ def _in_place(kept: Tensor) -> Tensor:
 def saving_logits_in_place(p: Pass, logits: Tensor, rows: int) -> Tensor:
     """The same with ``inplace_backward``: the logits become their own gradient (verl 0.9 utils/torch_functional.py)."""
     saved = _in_place(logits)
-    statistics = p.tape.new(p.dim("1", 1), ops.FP32, "log-probability statistics")
-    node = p.tape.node((logits,), (logits, statistics), lambda t, g: (saved,))
-    return p.tape.new(p.dim("1", 1), ops.FP32, "log-probabilities", node)
+    return saving_logits(p, logits, rows, lambda t, g: (saved,))
 
 
 def foak_cross_entropy(p: Pass, logits: Tensor, rows: int) -> Tensor:

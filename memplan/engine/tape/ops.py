@@ -237,11 +237,6 @@ def view(tape: Tape, x: Tensor, dim: Dim, whole: bool = True) -> Tensor:
     return Tensor(dim, x.itemsize, x.storage, x.node, x.slot) if whole else expand(tape, x, dim)
 
 
-def in_place(tape: Tape, x: Tensor) -> Tensor:
-    """``x *= number``, or the sign of what is subtracted: no bytes of its own; its gradient is another tensor."""
-    return expand(tape, x, x.dim)
-
-
 def concatenate(tape: Tape, parts: Sequence[Tensor], dim: Dim, label: str) -> Tensor:
     """``torch.cat``: saves nothing; its gradient is handed back in views."""
     itemsize = max(part.itemsize for part in parts)

@@ -1,7 +1,7 @@
 """Operations of routed experts: choosing, copying rows to their experts, grouped matmuls, summing back."""
 
 from memplan.engine.tape.graph import Backward, Grads, Param, Tensor
-from memplan.engine.tape.ops import FP32, cast, linear, own
+from memplan.engine.tape.ops import FP32, cast, expand, linear, own
 from memplan.engine.tape.tags import Dim
 from memplan.engine.tape.tape import Tape
 
@@ -93,6 +93,11 @@ def divide(tape: Tape, x: Tensor, divisor: Tensor, in_place: bool) -> Tensor:
     if in_place:
         return Tensor(dim, itemsize, x.storage, node)
     return tape.new(dim, wide, "routing weights", node)
+
+
+def in_place(tape: Tape, x: Tensor) -> Tensor:
+    """``x *= number``, or the sign of what is subtracted: no bytes of its own; its gradient is another tensor."""
+    return expand(tape, x, x.dim)
 
 
 def add_in_place(tape: Tape, x: Tensor, y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from memplan.engine.layers.modules import Pass, project
 from memplan.engine.layers.rotary import rotary
 from memplan.engine.tape import ops
 from memplan.engine.tape.graph import Tensor
+from memplan.engine.tape.routing_ops import in_place
 from memplan.engine.tape.tags import Dim
 from memplan.spec.parts import Attention
 
@@ -83,7 +84,7 @@ def falcon_eager(p: Pass, mixer: Attention, q: Tensor, k: Tensor, v: Tensor, ite
     wide = logits = scores
     if mixer.mask_form == "heads":
         wide = ops.cast(tape, scores, ops.FP32, SCORES)
-        logits = ops.in_place(tape, ops.scale(tape, wide, "scores and slopes", shares_gradient=True))
+        logits = in_place(tape, ops.scale(tape, wide, "scores and slopes", shares_gradient=True))
     masked = ops.scale(tape, logits, "masked scores", shares_gradient=True)
     weights = ops.softmax(tape, ops.cast(tape, masked, itemsize, "masked scores"), PROBABILITIES, to_fp32=False)
     del masked  # a temporary argument of ``F.softmax(attention_logits + attention_mask, …)``
