@@ -48,7 +48,8 @@ def loop_bytes(recipe: Recipe, tensors: list[tuple[Stepped, int]]) -> int:
     program, settings, order = PROGRAMS[recipe.optimizer.row.step], recipe.optimizer.settings, []
     for copies, group in groupby(tensors, lambda pair: pair[1]):
         order += [tensor for tensor, _ in group] * min(copies, 2)
-    order.sort(key=lambda tensor: tensor.projected)
+    apart = recipe.divided.whole_stream  # DTensors are a group of their own, before the vectors that are whole
+    order.sort(key=lambda tensor: (tensor.projected, apart and tensor.columns == 1))
     return peak_bytes(assignment for tensor in order for assignment in program(tensor, settings))
 
 

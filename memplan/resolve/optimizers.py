@@ -3,6 +3,7 @@
 from memplan.errors import InvalidJob, did_you_mean
 from memplan.resolve.deepspeed import ON_HOST
 from memplan.resolve.notes import Notes
+from memplan.resolve.plans import whole_streams
 from memplan.resolve.storage import Split
 from memplan.spec.groups import OptimizerChoice, OptimizerSettings
 from memplan.spec.job import Job
@@ -20,7 +21,8 @@ def optimizer(
     row = _on_flat(_on_host(_row(job, trainer, notes), job, trainer, split, notes), split, notes)
     implementation = _implementation(job, trainer, row, notes)
     row = _in_backward(row, implementation) if job.optimizer_args.in_backward else row
-    _check(job, row, split, spec, accumulation)
+    dtensors = whole_streams(job, trainer) and trainer.parallelism.shares_embedding
+    _check(job, row, split, spec, accumulation, dtensors)
     return OptimizerChoice(row, implementation, _settings(job, trainer, row, spec))
 
 
@@ -86,13 +88,14 @@ def _in_backward(row: Optimizer, implementation: str) -> Optimizer:
     )
 
 
-def _check(job: Job, row: Optimizer, split: Split, spec: ModelSpec, accumulation: int) -> None:
-    """Where the optimizer cannot run, or not as modelled. Raises InvalidJob with the reason."""
-    way = "zero" if split.is_deepspeed else split.name
+def _check(job: Job, row: Optimizer, split: Split, spec: ModelSpec, accumulation: int, dtensors: bool) -> None:
+    """Where the optimizer cannot run, or not as modelled: on ``dtensors`` as under FSDP2. Raises InvalidJob with the
+    reason."""
+    way = "fsdp2" if dtensors else "zero" if split.is_deepspeed else split.name
     if way not in row.shardings:
         reason = row.refusals.get(way, "not modelled")
         hint = "leave optimizer_args.in_backward out" if job.optimizer_args.in_backward else _elsewhere(row, way)
-        raise InvalidJob(f"optimizer: {row.name} with {split.name}: {reason}", hint)
+        raise InvalidJob(f"optimizer: {row.name} with {'tensor_parallel' if dtensors else split.name}: {reason}", hint)
     for key, present, what, instead in (
         ("lora", job.lora is not None, "LoRA", "use another optimizer, or leave lora out"),
         ("experts", spec.routed, f"the stacked experts of {spec.family}", "use another optimizer"),

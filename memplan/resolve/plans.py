@@ -16,6 +16,9 @@ from memplan.tables.families import PLANNED
 from memplan.tables.methods import METHODS
 from memplan.tables.trainer import Trainer
 
+LAST_TAKING = {"transformers": "5.14", "trl": "1.6"}
+"""Versions whose ``from_pretrained`` takes ``tp_plan`` by itself, and whose ranks have the embedding whole."""
+
 
 def whole_streams(job: Job, trainer: Trainer) -> bool:
     """Whether ranks share products by transformers' plans, of models that ``from_pretrained`` has divided."""
@@ -25,20 +28,23 @@ def whole_streams(job: Job, trainer: Trainer) -> bool:
 def check_plan(job: Job, trainer: Trainer, split: Split, spec: ModelSpec) -> None:
     """What such a plan is not modelled with, or does not run with (transformers 5.24 distributed/tensor_parallel.py,
     trainer.py: the batch is the same on its ranks; accelerate 1.15 accelerator.py: _prepare_tp, and DDP of its model
-    refused by prepare_model). Raises InvalidJob."""
+    refused by prepare_model; _prepare_tp of a model of DTensors imports ReplicateParallel). Raises InvalidJob."""
     method, parts, experts = METHODS[job.method], job.tensor_parallel, any(run.layer.experts for run in spec.runs)
     other = megatron_instead(job, trainer.name)
     inner = [run.layer.feed_forward for run in spec.runs if run.layer.feed_forward is not None]
     odd = grouped_heads(spec) % parts or any(part.intermediate % parts for part in inner)
     odd = odd or any(part.experts.intermediate % parts for part in inner if part.experts)
-    over = "over FSDP2's states" if split.name == "fsdp2" else ""
-    over = over if trainer.parallelism.shares_embedding else "before transformers 5.21"
+    newer = trainer.parallelism.shares_embedding
+    over = "" if newer else "before transformers 5.21"
     resident = method.reference and job.reference in ("auto", "resident") and job.lora is None
     alone = job.num_gpus == parts
-    plain = other if resident and not alone else f"use sharding {'none' if alone else 'fsdp2'}"
+    whole = resident or spec.tied or experts or job.lora is not None
+    older = f"fsdp2 with trainer_version {LAST_TAKING.get(trainer.name, '')}" if newer else "fsdp2"
+    plain = other if whole and not alone else f"use sharding {'none' if alone else older}"
     for bad, what, hint in (
         (split.name not in ("none", "fsdp2"), f"sharding {split.name}, whose engine wraps no divided model", plain),
         (split.name == "none" and not alone, f"{job.num_gpus} GPUs without sharding", plain),
+        (newer and split.name == "fsdp2", "sharding fsdp2, at which accelerate stops from transformers 5.21 on", plain),
         (spec.family not in PLANNED, f"the plan of {spec.family}, which leaves products whole or is none", other),
         (over and spec.tied, f"the tied head of {spec.name} {over}", other),
         (over and experts, f"experts {over}", other),

@@ -27,10 +27,11 @@ from memplan.trace.tracker import Tracker
 
 ASK = (device_mesh, _fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state)
 """Modules that ask for a device's streams."""
-
-
-MESH = "_get_post_forward_mesh_info"
-"""Makes the mesh of weights that are resharded to a number of ranks."""
+AGAIN = "_get_post_forward_mesh_info"
+MESHES: tuple[tuple[Any, str], ...] = (
+    (device_mesh.DeviceMesh, "__init__"), (_fsdp_init, AGAIN), (_fully_shard, AGAIN),
+)  # fmt: skip
+"""What makes meshes, those of weights that are resharded to a number of ranks too."""
 
 
 class _Event:
@@ -135,9 +136,9 @@ def fake_world(ranks: int, device: str, rank: int = 0) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
         with ExitStack() as stack:
-            for module in (_fsdp_init, _fully_shard):
-                if hasattr(module, MESH):
-                    stack.enter_context(mock.patch.object(module, MESH, _with_real_numbers(getattr(module, MESH))))
+            for maker, name in MESHES:
+                if hasattr(maker, name):
+                    stack.enter_context(mock.patch.object(maker, name, _with_real_numbers(getattr(maker, name))))
             stack.enter_context(mock.patch.object(_runtime_utils, "_catch_all_reshard", _reshard_what_is_left))
             stack.enter_context(mock.patch.object(_flat_param, "_data_ptr_allocated", _is_allocated))
             stack.enter_context(mock.patch.object(_functional_collectives, "wait_tensor", _waited))

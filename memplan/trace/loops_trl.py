@@ -117,6 +117,8 @@ def trl_kto(run: Run) -> Tensor:
     loss = run.loss(logps, run.score_reference(score))
     if run.recipe.loss.code.metrics == "chosen-and-rejected":
         kernels.entropy_by_rows(shift_logits.detach())
+    elif not run.recipe.loss.code.metrics:  # from 1.15 on
+        return loss
     chosen_logits = shift_logits.detach().index_select(0, chosen)
     rejected_logits = shift_logits.detach().index_select(0, rejected)
     picked(run, chosen_logits).mean(-1).sum()

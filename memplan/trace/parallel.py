@@ -29,8 +29,9 @@ def fully_sharded(model: Any, recipe: Recipe, device: str, ranks: int, whole: bo
     shape = (recipe.sharding.fsdp.replicas, ranks // recipe.sharding.fsdp.replicas) if hybrid else (ranks,)
     names = ("replicate", "shard") if hybrid else ("shard",)
     with _disable_current_modes():  # a mesh is numbers on the host, of which torch asks which are where
+        mesh = init_device_mesh(device, shape, mesh_dim_names=names) if recipe.parallel.tensor == 1 else None
         settings: dict[str, Any] = {
-            "mesh": init_device_mesh(device, shape, mesh_dim_names=names),
+            "mesh": mesh or model._device_mesh["shard"],
             "mp_policy": policy,
             "offload_policy": CPUOffloadPolicy(pin_memory=False)
             if recipe.sharding.fsdp.cpu_offload
@@ -69,9 +70,10 @@ def by_plan(model: Any, recipe: Recipe, device: str) -> Any:
 
     ranks, own = recipe.parallel.tensor, {name for name, _ in model.named_parameters()}
     with _disable_current_modes():
-        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("tp",))
+        both = init_device_mesh(device, (recipe.parallel.world // ranks, ranks), mesh_dim_names=("shard", "tp"))
+        mesh = both["tp"]
     model.config.distributed_config = DistributedConfig(tp_size=ranks)
-    model._device_mesh, model._tp_size = mesh, ranks
+    model._device_mesh, model._tp_size = both, ranks
     plan, *_ = model._resolve_parallel_plans(model.config.distributed_config)
     whole = ("embedding_rowwise",) if recipe.parallel.whole_embedding else ()
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own

@@ -132,8 +132,7 @@ def _check_ranks(recipe: Recipe) -> None:
         raise InvalidJob(said, hint)
     if rests_unseen(recipe):
         raise InvalidJob(UNSEEN, AS_WHOLE)
-    alone = recipe.parallel.whole_stream and recipe.sharding.name == "none"
-    if not alone and (recipe.parallel.model > 1 or recipe.parallel.expert > 1):
+    if not recipe.parallel.whole_stream and (recipe.parallel.model > 1 or recipe.parallel.expert > 1):
         raise InvalidJob(
             "tensor_parallel, pipeline_parallel, context_parallel, expert_parallel: ranks that hold parts of a model "
             "are not traced",

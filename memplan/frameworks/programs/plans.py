@@ -4,9 +4,9 @@ from functools import partial
 
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.programs.values import Thing
+from memplan.resolve.plans import LAST_TAKING
 
 KEYS = ("tp_plan", "tp_size")
-LAST = {"transformers": "5.14", "trl": "1.6"}
 OTHERS = ("fsdp_size", "dp_replicate_size", "pp_size", "ep_size", "fsdp_plan", "ep_plan", "enable_expert_parallel")
 
 
@@ -27,7 +27,7 @@ def read_plan(thing: Thing, draft: Draft) -> None:
 def put_plan(size: int | None, where: str, older: bool, draft: Draft) -> None:
     """The ranks that share products; the Trainer wraps such a model in no DDP (accelerate 1.15 prepare_model).
     ``older``: by an argument of its own, which transformers takes no more from 5.15 on."""
-    version = LAST.get(str(draft.now("trainer"))) if older and not draft.now("trainer_version") else None
+    version = LAST_TAKING.get(str(draft.now("trainer"))) if older and not draft.now("trainer_version") else None
     if version:
         draft.of_version(version, f"{where}: an argument tp_plan, until transformers 5.14")
     total = int(draft.now("num_gpus") or 1)
