@@ -77,7 +77,7 @@ def test_the_nearest_file_pins_and_a_lock_is_stronger_and_of_lists_the_oldest() 
     Path("sft/requirements-a.txt").write_text("trl==0.29\n")
     Path("sft/requirements-b.txt").write_text("trl==0.18\n")
     pins_of.cache_clear()
-    assert pinned("sft/train.py", "trl") == ("0.18", "sft/requirements-b.txt")
+    assert pinned("sft/train.py", "trl") == ("0.18", "sft/requirements-b.txt, the oldest of several lists,")
     Path("sft/poetry.lock").write_text('[[package]]\nname = "trl"\nversion = "0.20.0"\n')
     pins_of.cache_clear()
     assert pinned("sft/train.py", "trl")[0] == "0.20.0"
@@ -210,3 +210,105 @@ def test_a_sign_that_is_older_than_the_method_is_the_programs_own(more: str, ver
     Path("grpo.yaml").write_text(lines + more)
     job = check_file("grpo.yaml", {"gpu": "h100-80gb", "num_gpus": 1}).job
     assert (job["method"], job["batch_size"], job["trainer_version"]) == ("grpo", 8, version)
+
+
+@pytest.mark.parametrize(
+    ("program", "version", "said"),
+    [
+        ("sft/train/01_sft.py", "0.29", ""),
+        ("rl/train/02_grpo.py", "0.18", ""),
+        ("run.py", "0.18", "requirements-grpo.txt, the oldest of several lists, pins trl 0.18"),
+    ],
+)
+def test_of_several_lists_the_one_called_as_the_program_is_taken(program: str, version: str, said: str) -> None:
+    Path("requirements-grpo.txt").write_text("trl==0.18\n")
+    Path("requirements-train.txt").write_text("trl==0.29\n")
+    Path("README.md").write_text("")
+    Path(program).parent.mkdir(parents=True, exist_ok=True)
+    Path(program).write_text(PROGRAM)
+    found = check_file(program, {"gpu": "80GB"})
+    assert found.job["trainer_version"] == version
+    assert [each for each in found.warnings if "pins" in each] == [said] * bool(said)
+
+
+def test_a_version_of_a_page_is_said() -> None:
+    Path("README.md").write_text("`pip install transformers==4.53 trl==0.19`\n")
+    Path("train.py").write_text(PROGRAM)
+    found = check_file("train.py", {"gpu": "80GB"})
+    assert found.job["precision"] == "bf16-amp"
+    assert "README.md pins trl 0.19" in found.warnings
+
+
+ASKING = """\
+import inspect
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+kw = {"per_device_train_batch_size": 2}
+"""
+IF_TAKEN = 'if "evaluation_strategy" in inspect.signature(TrainingArguments).parameters:\n    '
+IF_THERE = 'if hasattr(TrainingArguments, "evaluation_strategy"):\n    '
+OLD = 'kw["evaluation_strategy"] = "no"\n'
+TRAINS = "Trainer(model=model, args=TrainingArguments(**kw), train_dataset=rows).train()\n"
+SIFTED = """\
+def taken(kind, kw):
+    names = inspect.signature(kind.__init__).parameters
+    return {key: value for key, value in kw.items() if key in names}
+kw["evaluation_strategy"] = "no"
+Trainer(model=model, args=TrainingArguments(**taken(TrainingArguments, kw)), train_dataset=rows).train()
+"""
+ANEW = """\
+args = TrainingArguments(**kw)
+try:
+    trainer = Trainer(model=model, args=args, tokenizer=words)
+except TypeError:
+    trainer = Trainer(model=model, args=args, processing_class=words)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "known"),
+    [
+        (OLD + TRAINS, True),
+        (IF_TAKEN + OLD + TRAINS, False),
+        (IF_THERE + OLD + TRAINS, False),
+        (SIFTED, False),
+        (ANEW, False),
+        (IF_TAKEN + OLD + TRAINS.replace("train_", "tokenizer=words, train_"), True),  # which the Trainer is given so
+    ],
+)
+def test_an_argument_that_a_program_asks_its_library_for_tells_no_version(program: str, known: bool) -> None:
+    Path("train.py").write_text(ASKING + program)
+    found = check_file("train.py", {"gpu": "80GB", "sequence_length": 256})
+    assert (found.job["dtype"] == "fp32") is known
+    assert any("no dtype" in each for each in found.warnings) is not known
+
+
+IN_FP32 = """\
+import torch
+from transformers import AutoModelForCausalLM, Trainer
+from elsewhere import arguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.float32).to("{device}")
+Trainer(model=model, args=arguments(), train_dataset=rows).train()
+"""
+
+
+def test_a_precision_goes_with_the_dtype_that_the_program_names_or_it_is_said() -> None:
+    Path("train.py").write_text(IN_FP32.format(device="cuda"))
+    asked = {"gpu": "80GB", "sequence_length": 256, "batch_size": 1, "gradient_checkpointing": "full"}
+    asked["optimizer"] = "adamw"
+    assert check_file("train.py", asked).hint.startswith("add --precision bf16-amp")
+    for precision, said in (("bf16", True), ("bf16-amp", False), ("fp32", False)):
+        found = check_file("train.py", {**asked, "precision": precision})
+        assert any(each.endswith(f"in fp32: --precision {precision} replaces it") for each in found.warnings) is said
+
+
+def test_a_program_for_mps_and_a_method_that_is_not_the_files_are_told_of() -> None:
+    for device, said in (("mps", True), ("cpu", False)):
+        Path("train.py").write_text(IN_FP32.format(device=device))
+        found = check_file("train.py", {"gpu": "80GB", "sequence_length": 256})
+        assert any("runs on mps" in each for each in found.warnings) is said
+    Path("train.py").write_text(PROGRAM)
+    for method, said in (("dpo", True), ("sft", False)):
+        found = check_file("train.py", {"gpu": "80GB", "method": method})
+        assert any(f"trains by sft: {method}" in each for each in found.warnings) is said

@@ -53,7 +53,7 @@ def option_of(key: str) -> str:
     such = SUCH.get(key, "")
     if such.startswith(f"--set {key}"):
         return f"add {such}"
-    return f"{option}, such as {such}" if such.startswith(f"{option[4:]} ") else option
+    return LORA if key == "lora" else f"{option}, such as {such}" if such.startswith(f"{option[4:]} ") else option
 
 
 STRANGE = re.compile(
@@ -64,8 +64,8 @@ STRANGE = re.compile(
 
 
 VALUED = re.compile(
-    r"add (?:--model, such as )?(--model \S+|--set own_loss\S+( --set \S+)?|--[\w-]+ \d+(?: --lora-targets \S+?)?)"
-    r"(?:, or --no-lora)?"
+    r"add (?:--model, such as )?(--(?:model|precision) \S+|--set own_loss\S+( --set \S+)?"
+    r"|--[\w-]+ \d+(?: --lora-targets \S+?)?)(?:, or --no-lora)?"
 )
 """A hint with a number of the file's own, or with a model."""
 

@@ -10,6 +10,7 @@ from memplan.frameworks.asking import option_of
 from memplan.frameworks.deciding import NO_LESS, subject_of
 from memplan.frameworks.files.documents import Document, Settings
 from memplan.frameworks.files.following import open_reference, open_written
+from memplan.frameworks.project.pinned import OF_LISTS
 from memplan.spec.reading import Unread
 from memplan.tables.trainer import version_key
 
@@ -116,6 +117,7 @@ class Draft:
         """The trainer's version; that of an option is stronger."""
         self.options = {"trainer_version": version, **self.options}
         self.put("trainer_version", version, Origin(DEFAULT, why))
+        self.remarks += [why] * (OF_LISTS in why or "README.md pins" in why)
 
     def warn(
         self, key: str, where: str, why: str = "not understood", decides: str | None = None, hint: str = ""
@@ -177,6 +179,15 @@ class Draft:
         separate = (self.values.get("rollout") or {}).get("placement") == "separate"
         if separate and told is not None and told.kind == FILE and isinstance(said, int):
             self.trains_on(said, told.text)
+
+    def say_replaced(self, options: Mapping[str, Any]) -> None:
+        """Where a file runs on another number of GPUs, or trains by another method, than the option counts."""
+        for key, told in [(key, self.origins[key]) for key in ("num_gpus", "method") if key in self.origins]:
+            said, given = self.values[key], options.get(key)
+            if told.kind == FILE and given is not None and str(said) != str(given):
+                trains = f"the file trains by {said}: {given} is counted, as the option says"
+                runs = f"the file runs on {said} GPU{'s' * (said != 1)}: {given} are counted, as the option says"
+                self.remarks.append(f"{told.text}: {trains if key == 'method' else runs}")
 
     def take(self, framework: str) -> Document:
         """The file of a framework that was given beside the training's, to be read where that names one."""

@@ -271,7 +271,7 @@ def job_input(draft: Draft, options: Mapping[str, Any]) -> JobInput:
     where = next((origin.text.partition(",")[0] for origin in said.values() if origin.kind == FILE), "")
     job = build_job(values, f"{where}: " if where else "")
     unread = unanswered(draft.unread, from_options)
-    draft.remarks += other_gpus(draft, from_options)
+    draft.say_replaced(from_options)
     return JobInput(
         job,
         sources,
@@ -283,14 +283,6 @@ def job_input(draft: Draft, options: Mapping[str, Any]) -> JobInput:
         framework=draft.read[0].partition(" (")[0] if draft.read else "",
         opened=tuple(draft.followed),
     )
-
-
-def other_gpus(draft: Draft, options: Mapping[str, Any]) -> list[str]:
-    """Said where a file runs on another number of GPUs than the option counts."""
-    told, said, given = draft.origins.get("num_gpus"), draft.values.get("num_gpus"), options.get("num_gpus")
-    if told is None or told.kind != FILE or given is None or str(said) == str(given):
-        return []
-    return [f"{told.text}: the file runs on {said} GPU{'s' * (said != 1)}: {given} are counted, as the option says"]
 
 
 def shown(value: object) -> str:

@@ -2,7 +2,7 @@
 
 The table is that of accelerate 1.15 (``accelerator.py``: prepare_model, FSDP's upcast, DeepSpeed's own casts)."""
 
-from memplan.frameworks.base import DEFAULT, Draft, Keys, Origin
+from memplan.frameworks.base import DEFAULT, FILE, Draft, Keys, Origin
 from memplan.frameworks.common.checkpoints import holds_fp32
 from memplan.tables.choices import SYNONYMS
 from memplan.tables.trainers import TRAINERS
@@ -20,16 +20,13 @@ def read_load_dtype(keys: Keys, *names: str) -> None:
     if dtype not in (*LOADS, "auto"):
         raise keys.settings.error(name, f"{text[:40]!r} is no dtype", "use float32, bfloat16, float16 or auto")
     said = keys.has(name)
-    origin = Origin("file", f"{keys.settings.where(name)}: {name}") if said else _default(keys, name, text)
-    keys.draft.facts["load"] = (dtype, origin)
-
-
-def _default(keys: Keys, name: str, text: str) -> Origin:
-    return Origin(DEFAULT, f"{keys.framework.label}: {name} {text}")
+    usual = Origin(DEFAULT, f"{keys.framework.label}: {name} {text}")
+    keys.draft.facts["load"] = (dtype, Origin(FILE, f"{keys.settings.where(name)}: {name}") if said else usual)
 
 
 def settle(draft: Draft) -> None:
     """Put the job's precision, once sharding and every file's word on dtypes are known."""
+    _typed(draft)
     if {"precision", "dtype"} & (draft.given | set(draft.values)):
         return
     if not {"amp", "load", "deepspeed dtype"} & set(draft.facts):
@@ -42,6 +39,22 @@ def settle(draft: Draft) -> None:
         _under_a_launcher(draft, amp, why, sharding)
     else:
         _loaded(draft, amp, why, sharding)
+
+
+def _typed(draft: Draft) -> None:
+    """Of weights whose dtype the file names: what to type that goes with it, and whether what is typed does not.
+
+    DeepSpeed casts weights to its own dtype, however they are loaded; what few bits compute in is no weight's."""
+    load, loaded = draft.facts.get("load", ("", None))
+    if load not in LOADS or loaded.kind != FILE or draft.now("quantization") not in (None, "none"):
+        return
+    hint = f"add --precision {'bf16-amp' if load == 'fp32' else load}"
+    draft.unread[:] = [each._replace(hint=hint) if each.asks == "precision" else each for each in draft.unread]
+    typed = str(draft.options.get("precision") or load)
+    held = "fp32" if typed.endswith("-amp") else typed.partition("-")[0]
+    cast = ("zero", "fsdp") if held == "fp32" else ("zero",)
+    if held != load and not str(draft.now("sharding")).startswith(cast):
+        draft.remarks.append(f"{loaded.text}: weights are loaded in {load}: --precision {typed} replaces it")
 
 
 def _loaded(draft: Draft, amp: str, why: Origin, sharding: str) -> None:

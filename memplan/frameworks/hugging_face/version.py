@@ -2,7 +2,7 @@
 
 A file without any is taken in the newest. What loads in fp32 in one version loads as the checkpoint is in another."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 
 from memplan.frameworks.base import ASSUMED, DEFAULT, FILE, Framework, Origin
@@ -63,10 +63,8 @@ def told(package: str, where: str, names: Collection[str], method: str = "") -> 
     return min(found)[1:] if found else ("", "")
 
 
-def modelled(version: str, method: str) -> str:
-    """The nearest version of TRL in which a method is modelled."""
-    first = find_trainer("trl").methods.first_versions.get(method, "")
-    return first if version and first and version_key(version) < version_key(first) else version
+OF_SEVERAL = "arguments of several versions"
+"""The fact that a program asks its library which of them it takes."""
 
 
 AT_ONCE = "all answers to a prompt at once"
@@ -76,7 +74,8 @@ AT_ONCE = "all answers to a prompt at once"
 def nearest(version: str, method: str, where: str, draft: Draft) -> str:
     """The nearest version in which a method is modelled, which is said where it is another; GRPO's first is told apart
     by its rows alone."""
-    found = modelled(version, method)
+    first = find_trainer("trl").methods.first_versions.get(method, "")
+    found = first if version and version_key(version) < version_key(first) else version
     if found != version and method == "grpo":
         draft.facts[AT_ONCE] = f"{where}: TRL {version}"
         draft.put("loss_head", "log-softmax", Origin(DEFAULT, f"TRL {version}"))
@@ -91,7 +90,8 @@ def settle(settings: Settings, draft: Draft, package: str, script: Script | None
     draft.finishers["torch"] = partial(beside_torch, settings.path)
     if before := draft.now("trainer_version"):
         return str(before)
-    said: Mapping[str, object] = {key: value for key, value in settings.values.items() if value is not None}
+    several = draft.facts.get(OF_SEVERAL, ())
+    said = {key: each for key, each in settings.values.items() if each is not None and key not in several}
     version, name = told(package, "args", said, method)
     why = f"{settings.where(name)}: {name} was there until {package} {version}" if version else ""
     pin = script.version if script and package == "transformers" and not said.keys() & SINCE else ""

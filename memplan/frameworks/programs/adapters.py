@@ -8,7 +8,7 @@ from memplan.frameworks.asking import OF_LORA
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.programs.files import might_be
-from memplan.frameworks.programs.gathered import HINTS, Gathered, verb
+from memplan.frameworks.programs.gathered import Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH
 from memplan.frameworks.programs.values import Thing, Unknown, known, plain
 from memplan.tables.families import LORA_TARGETS
@@ -60,7 +60,7 @@ def put_upcast(thing: Thing, trainer: Thing, draft: Draft) -> None:
 
 def ask_loaded(place: str, draft: Draft) -> None:
     """Adapters whose config is not here."""
-    draft.ask("lora", place, "adapters are loaded, whose rank the text does not hold", HINTS["lora"])
+    draft.ask("lora", place, "adapters are loaded, whose rank the text does not hold")
     if "modules_to_save" not in draft.options.get("lora", ("modules_to_save",)):
         draft.remarks.append(f"{place}: modules that loaded adapters train whole (modules_to_save) are not counted")
 
@@ -86,7 +86,7 @@ def put_adapters(config: Any, trainer: Thing, thing: Thing | None, gathered: Gat
         draft.warn(config.last, str(config.place), "adapters of this kind are not modelled", "adapters")
     elif config is not None and config is not False:
         text = config.text if isinstance(config, Unknown) else "made elsewhere"
-        draft.ask("lora", str(place), f"peft_config is {text}", HINTS["lora"])
+        draft.ask("lora", str(place), f"peft_config is {text}")
 
 
 def _lora(config: Thing, gathered: Gathered, draft: Draft, new_tokens: bool = False) -> None:
@@ -149,7 +149,7 @@ def _ask_lora(key: str, value: Any, where: str, draft: Draft) -> None:
     if key in LESS:
         draft.warn(key, where, f"its value is {text}: {LESS[key]}", "")
     else:
-        draft.ask(OF_LORA.get(key, "lora"), where, f"{key} is {text}", "" if key in OF_LORA else HINTS["lora"])
+        draft.ask(OF_LORA.get(key, "lora"), where, f"{key} is {text}")
 
 
 def _targets(lora: dict[str, Any], config: Thing, gathered: Gathered, draft: Draft) -> None:

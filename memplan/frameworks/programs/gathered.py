@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from memplan.frameworks.asking import LORA, beside
+from memplan.frameworks.asking import beside
 from memplan.frameworks.base import ASSUMED, Draft, Origin
 from memplan.frameworks.common.local_models import is_folder
 from memplan.frameworks.deciding import subject_of
@@ -25,7 +25,6 @@ _PARTS = parts_of(__file__)
 
 ASKS: Mapping[str, str] = rows_of(_PARTS["asks"])
 """A setting -> the job's key that an option gives in its place."""
-HINTS = {"lora": LORA, "precision": "add --precision, such as --precision bf16"}
 BESIDE = {"teacher_model_name_or_path": "teacher", "reward_model_name_or_path": "reward", "reward_model_path": "reward"}
 """Models beside the trained one, and their roles."""
 ATTENTION = ("flash_attention_3", "flash_attention_2", "sdpa", "eager")
@@ -151,8 +150,7 @@ class Gathered:
                 draft.finishers[job_key] = partial(_as_long, longest)
             elif job_key and job_key not in asked:
                 asked.add(job_key)
-                hint = beside(BESIDE[key]) if key in BESIDE else HINTS.get(job_key, "")
-                draft.ask(job_key, str(place), what, hint)
+                draft.ask(job_key, str(place), what, beside(BESIDE[key]) if key in BESIDE else "")
             elif key == "model_init_kwargs":
                 draft.ask("quantization", str(place), what)
             elif not job_key and key not in HARMLESS | TRAINER_HARMLESS | WITHOUT | MODEL_HARMLESS:

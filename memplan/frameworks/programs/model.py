@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from memplan.frameworks.asking import SEEING
+from memplan.frameworks.asking import LORA, SEEING
 from memplan.frameworks.base import FILE, Draft, Origin
 from memplan.frameworks.commands import processes
 from memplan.frameworks.common.image_bounds import IMAGES, fill_packed
@@ -13,7 +13,7 @@ from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_vision import SEES
 from memplan.frameworks.programs.adapters import ask_loaded, put_adapters, put_upcast
-from memplan.frameworks.programs.gathered import HINTS, MODEL_HARMLESS, Gathered, verb
+from memplan.frameworks.programs.gathered import MODEL_HARMLESS, Gathered, verb
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.plans import read_plan
 from memplan.frameworks.programs.quantised import NAMED, put_quantisation
@@ -116,10 +116,10 @@ def _unknown(model: Any, trainer: Thing, gathered: Gathered, run: Run, draft: Dr
     _senses(run, str(place), draft)
     imported = " ".join(run.imported) if own else "peft bitsandbytes"  # by the module that makes it, too
     if "peft_config" not in trainer.values and re.search("peft|unsloth", imported):
-        draft.ask("lora", str(place), what, f"{HINTS['lora']}, or --no-lora")
+        draft.ask("lora", str(place), what, f"{LORA}, or --no-lora")
     if re.search("(?i)bitsandbytes|gptq|quant", imported):
         draft.ask("quantization", str(place), what)
-    draft.ask("precision", str(place), what, HINTS["precision"])
+    draft.ask("precision", str(place), what)
 
 
 SENSES = re.compile(r"(?i)image|vision|visual|video|audio|speech")
@@ -157,6 +157,9 @@ def _loading(thing: Thing, trainer: Thing, gathered: Gathered, run: Run, draft: 
             draft.remarks.append(
                 f"{thing.place}: no dtype: the checkpoint's, as transformers 5 loads it; until 4.57 fp32"
             )
+    for key in ("device_map", "?device"):  # a Trainer moves what is loaded on the CPU to the card
+        if "'mps'" in f"{values.get(key)!r}" and not isinstance(values[key], Unknown):
+            draft.remarks.append(f"{thing.places[key]}: the program runs on mps: it is counted as on the card")
     _class(thing, trainer, draft)
     read_plan(thing, draft)
     for key in values:

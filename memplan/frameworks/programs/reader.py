@@ -177,7 +177,7 @@ def _need_adapters(where: str, draft: Draft) -> None:
     said = {*draft.values, *draft.given, *(each.asks for each in draft.unread)}
     quantised = draft.values.get("quantization", "none") != "none"
     if quantised and "lora" not in said and is_folder(str(draft.values.get("model", "./"))):
-        draft.ask("lora", where, "the quantised model is loaded with its adapters, if it is trained", asking.LORA)
+        draft.ask("lora", where, "the quantised model is loaded with its adapters, if it is trained")
 
 
 def _need_model(draft: Draft, run: Run, document: Document) -> None:

@@ -13,10 +13,10 @@ from memplan.frameworks.common.checkpoints import family_of
 from memplan.frameworks.draft import NotKnown
 from memplan.frameworks.files.documents import words
 from memplan.frameworks.hugging_face.dialect_names import ROWS
-from memplan.frameworks.hugging_face.version import put_version
+from memplan.frameworks.hugging_face.version import BORN, nearest, put_version
 from memplan.frameworks.programs.changes import put_changes
 from memplan.frameworks.programs.copied import gather_copy
-from memplan.frameworks.programs.gathered import ASKS, HINTS, LIBRARY, Gathered
+from memplan.frameworks.programs.gathered import ASKS, LIBRARY, Gathered
 from memplan.frameworks.programs.model import put_model
 from memplan.frameworks.programs.models import TRAINERS, UNSLOTH, things
 from memplan.frameworks.programs.others import put_others
@@ -24,7 +24,7 @@ from memplan.frameworks.programs.own_losses import SMOOTHS, put_kept_logits, put
 from memplan.frameworks.programs.quantised import loaded_by_trainer
 from memplan.frameworks.programs.run import Run
 from memplan.frameworks.programs.values import EVALUATES, Place, Thing, Unknown
-from memplan.frameworks.programs.versions import BORN, OF_UNSLOTH, before_sdpa, modelled, version_of
+from memplan.frameworks.programs.versions import OF_UNSLOTH, before_sdpa, version_of
 from memplan.frameworks.project.pinned import pinned
 from memplan.frameworks.trl import reader as trl
 from memplan.frameworks.trl.keys import METHODS
@@ -74,10 +74,11 @@ def read_training(trainer: Thing, run: Run, pins: Mapping[str, str], path: str, 
     unsloth = bool(found) and found[0].values.get("class") in UNSLOTH
     package = "transformers" if method == "transformers" else "trl"
     draft.facts["unsloth's version"] = pins.get("unsloth") or pinned(path, "unsloth")[0]
-    version, why = ("", "") if unsloth else version_of(package, trainer, arguments, found, pins, run)
+    holders = {"trainer": trainer, "args": arguments, "model": found[0] if found else None}
+    version, why = ("", "") if unsloth else version_of(package, holders, pins, run, draft)
     if "pins" not in why and version_key(version) < version_key(BORN.get(method, "")):
         version, why = "", ""  # what was gone before there was the method is a name of the program's own
-    version = modelled(version, method, trainer, draft)
+    version = nearest(version, method, str(trainer.place), draft)
     row = trl.FRAMEWORK if package == "trl" else transformers.FRAMEWORK
     version = put_version(row, version, why, "" if unsloth else path, draft)
     since = draft.version
@@ -177,7 +178,7 @@ def _ask_rest(gathered: Gathered, what: str, where: str, package: str, draft: Dr
     said = {ASKS[key] for key in gathered.places if key in ASKS and not key.endswith("dtype")}
     for key in (*keys, *(["sequence_length"] if package == "trl" else [])):
         if key not in said:
-            draft.ask(key, where, what, HINTS.get(key, ""))
+            draft.ask(key, where, what)
 
 
 def _beside(gathered: Gathered, trainer: Thing, method: str, draft: Draft) -> None:

@@ -1,12 +1,14 @@
 """The version of TRL or of transformers that a program is of: what its file or its project pins, names and arguments
 that went, methods that it replaces; and the attention that transformers takes in it."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from memplan.frameworks.base import DEFAULT, Draft, Origin
 from memplan.frameworks.common.checkpoints import family_of
-from memplan.frameworks.hugging_face.version import LAST, STILL_TAKEN, nearest, told
+from memplan.frameworks.hugging_face.version import OF_SEVERAL, STILL_TAKEN, told
 from memplan.frameworks.programs.copied import COPY
 from memplan.frameworks.programs.own_losses import until
 from memplan.frameworks.programs.run import Run
@@ -14,10 +16,7 @@ from memplan.frameworks.programs.values import Ref, Thing
 from memplan.frameworks.project.pinned import pinned
 from memplan.tables.families import SDPA_SINCE
 from memplan.tables.trainer import version_key
-from memplan.tables.trainers import find_trainer
 
-BORN: Mapping[str, str] = {"grpo": "0.14"}
-"""TRL's first version with a method."""
 OF_UNSLOTH = "0.23"
 """The newest TRL that Unsloth takes (unsloth 2025.10 pyproject.toml: trl<=0.23.0): its logits are whole."""
 LAST_WITHOUT_SDPA = max(map(version_key, SDPA_SINCE.values()))
@@ -27,33 +26,39 @@ GONE: Mapping[str, str] = {"trl.DataCollatorForCompletionOnlyLM": "0.19", "trl.P
 """Names of TRL's that went, and the last version that had them."""
 
 
-def modelled(version: str, method: str, trainer: Thing, draft: Draft) -> str:
-    """The nearest version in which a method is modelled, which is said where it is another."""
-    found, ended = nearest(version, method, str(trainer.place), draft), find_trainer("trl").methods.ended.get(method)
-    return LAST[method] if found == version == "" and ended and method in LAST else found
+def telling(thing: Thing, draft: Draft) -> Collection[str]:
+    """Arguments that may tell a version: not those of a program that asks its library for what it takes (``if
+    "tokenizer" in signature(SFTTrainer).parameters``, ``hasattr``), or makes it anew where that failed."""
+    path = Path(thing.place.path.partition(", cell ")[0])
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    asks = rf"signature\((?:\w+\.)?{thing.last}\b|{thing.last}\.__dataclass_fields__|hasattr\((?:\w+\.)?{thing.last},"
+    sifts = r"signature\([a-z]\w*(?:\.__init__)?\)[\s\S]{,400}?\.items\(\)\s*if \w+ in\b"
+    anew = rf"^( *)except\b.*\n(?:\1 .*\n|\s*\n)*?\1 .*\b{thing.last}\("
+    if not re.search(f"{asks}|{sifts}|{anew}", text, re.MULTILINE):
+        return thing.values
+    draft.facts[OF_SEVERAL] = {*thing.values, *draft.facts.get(OF_SEVERAL, ())}
+    return ()
 
 
 def version_of(
-    package: str, trainer: Thing, arguments: Any, models: list[Thing], pins: Mapping[str, str], run: Run
+    package: str, holders: Mapping[str, Any], pins: Mapping[str, str], run: Run, draft: Draft
 ) -> tuple[str, str]:
     """(version, why) whose defaults are taken; empty for the newest."""
+    trainer, start = holders["trainer"], run.start.partition(", cell ")[0]
     if COPY in trainer.values:
         return trainer.values[COPY], f"{trainer.place}: a copy of TRL's, counted by its code"
     if package in pins:
         return pins[package], f"the file installs {package}=={pins[package]}"
-    pin, whose = pinned(run.start.partition(", cell ")[0], package)
+    pin, whose = pinned(start, package)
     found = [(version_key(pin), pin, f"{whose} pins {package} {pin}")] if pin else []
-    least = pinned(run.start.partition(", cell ")[0], f"{package}>=")[0]
-    holders = {"trainer": trainer, "args": arguments, "model": models[0] if models else None}
-    for where, thing in holders.items():
-        version, name = told(package, where, thing.values) if isinstance(thing, Thing) else ("", "")
+    least = pinned(start, f"{package}>=")[0]
+    for where, thing in [each for each in holders.items() if isinstance(each[1], Thing)]:
+        version, name = told(package, where, telling(thing, draft))
         if name in STILL_TAKEN and version_key(version) < version_key(least):
             version = least  # which takes it still
-        if version and isinstance(thing, Thing) and not (pin and name in STILL_TAKEN):
-            title = "TRL" if package == "trl" else package
-            found.append(
-                (version_key(version), version, f"{thing.places[name]}: {title} has {name} there until {version}")
-            )
+        if version and not (pin and name in STILL_TAKEN):
+            why = f"{thing.places[name]}: {package.replace('trl', 'TRL')} has {name} there until {version}"
+            found.append((version_key(version), version, why))
     named = {each.name for each in run.globals.names.values() if isinstance(each, Ref)} if package == "trl" else set()
     gone = {name: GONE[name] for name in named & GONE.keys()}
     found += [(version_key(last), last, f"{run.start}: TRL has {name[4:]} until {last}") for name, last in gone.items()]

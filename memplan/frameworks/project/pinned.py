@@ -4,8 +4,8 @@ its page install. A copy of a package that lies among them is what is imported.
 
 What is installed decides what an argument means that is left out: TRL checkpoints activations by default from 0.22 on,
 transformers loads in the checkpoint's dtype from 5 on. A lower bound says which it is not (``transformers>=``). The
-file nearest to what is read is taken, of one folder a lock before the rest; of several lists the oldest version, which
-takes more."""
+file nearest to what is read is taken, of one folder a lock before the rest; of several lists the one that is called as
+what is read (requirements-grpo.txt beside grpo/train.py), else the oldest version, which takes more, and is said."""
 
 import os
 import re
@@ -43,30 +43,38 @@ def pinned(path: str, package: str) -> tuple[str, str]:
     here = Path(path).resolve().parent
     top = project_of(here)
     for folder in (here, *here.parents):
-        found = pins_of(str(folder)).get(package)
-        if found is not None:
-            return found
+        if found := pins_of(str(folder)).get(package):
+            return _fitting(found, Path(path).resolve().relative_to(folder))
         if folder == top:
             break
     beneath, whose = pinned(path, "transformers") if package == "trl" else ("", "")
-    last = next((last for first, last in NEEDED_BY_TRL if beneath and version_key(beneath) < version_key(first)), "")
+    last = next((last for first, last in TRL_OF if beneath and version_key(beneath) < version_key(first)), "")
     return (last, f"{whose} (transformers {beneath})") if last else ("", "")
 
 
-NEEDED_BY_TRL = (
-    ("4.46", "0.11"),
-    ("4.50", "0.17"),
-    ("4.51", "0.18"),
-    ("4.53", "0.19"),
-    ("4.55", "0.20"),
-    ("4.56", "0.22"),
-)
+OF_LISTS = ", the oldest of several lists,"
+"""Behind a list's name: nothing says which of them is meant."""
+_WORDS = re.compile(r"(?<![a-z])(?!requirements|environment|txt|ya?ml)[a-z]+")
+
+
+def _fitting(several: list[tuple[str, str]], path: Path) -> tuple[str, str]:
+    """Of what a folder's files pin, strongest first: the list called as the file is, or as a folder around it."""
+    first, lists = several[0], [each for each in several if _ALSO.fullmatch(os.path.basename(each[1]))]
+    for part in reversed(path.parts if not first[1].endswith(".lock") else ()):
+        words = {*_WORDS.findall(part.lower())}
+        if mine := [each for each in lists if words & {*_WORDS.findall(os.path.basename(each[1]).lower())}]:
+            return mine[0]
+    unclear = first in lists and len({version for version, _ in lists}) > 1
+    return (first[0], f"{first[1]}{OF_LISTS}") if unclear else first
+
+
+TRL_OF = (("4.46", "0.11"), ("4.50", "0.17"), ("4.51", "0.18"), ("4.53", "0.19"), ("4.55", "0.20"), ("4.56", "0.22"))
 """Below this transformers, the last TRL that installs with it (trl 0.12 to 0.23 setup.py, setup.cfg)."""
 
 
 @lru_cache(maxsize=256)
-def pins_of(folder: str) -> dict[str, tuple[str, str]]:
-    """By package, the version that the files of one folder pin, and the file."""
+def pins_of(folder: str) -> dict[str, list[tuple[str, str]]]:
+    """By package, the versions that the files of one folder pin, and the file of each: the strongest first."""
     try:
         here = set(os.listdir(folder))
         inner = os.path.join(folder, "requirements")
@@ -79,7 +87,7 @@ def pins_of(folder: str) -> dict[str, tuple[str, str]]:
     for names in (*((name,) for name in NAMES if name in here), lists, installing):
         read = [(pin, os.path.join(folder, name)) for name in names for pin in _of_file(os.path.join(folder, name))]
         for (package, version), path in sorted(read, key=lambda each: version_key(each[0][1])):
-            found.setdefault(package, (version, os.path.relpath(path)))
+            found.setdefault(package, []).append((version, os.path.relpath(path)))
     return found
 
 
@@ -87,10 +95,10 @@ _NUMBER = re.compile(r"(\d[\w.]*)")
 _OWN = re.compile(r"^__version__ = [\"'](\d[\w.]*)[\"']", re.MULTILINE)
 
 
-def _copied(folder: str, here: set[str]) -> dict[str, tuple[str, str]]:
+def _copied(folder: str, here: set[str]) -> dict[str, list[tuple[str, str]]]:
     """Of packages that lie in a folder, or in a checkout there, what they say of themselves: ``__version__``, or the
     file VERSION that TRL has beside its code from 0.20 on."""
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[str, list[tuple[str, str]]] = {}
     for package in here & {"trl", "transformers"}:
         for root in (Path(folder), Path(folder, package)):
             code = root / package / "__init__.py"
@@ -100,7 +108,7 @@ def _copied(folder: str, here: set[str]) -> dict[str, tuple[str, str]]:
                 (_NUMBER.match(each.read_text()) for each in files if each.is_file()), None
             )
             if said:
-                found.setdefault(package, (said[1], os.path.relpath(code)))
+                found.setdefault(package, [(said[1], os.path.relpath(code))])
     return found
 
 
