@@ -81,7 +81,7 @@ class MicroStep:
         self.begin("forward")
         self.last_reduces = is_last or recipe.sharding.sync_each_batch
         self.sync(self.last_reduces)
-        if recipe.checkpointing.offload:
+        if recipe.checkpointing.offload and not recipe.evaluating:  # which saves nothing, and ends in no backward
             self.away.enter_context(torch.autograd.graph.save_on_cpu())
         if recipe.others.critic is not None and not recipe.others.critic.together:
             self._loop(plain_value_loss, batch)

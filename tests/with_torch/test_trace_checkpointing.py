@@ -41,7 +41,7 @@ JOBS = [
     )),
     *(job(SMALL, LEAN, **AWAY, **keys) for keys in (
         {}, AMP, {"padded": True}, {"padded": True, **EAGER}, {"lora": {"r": 16}}, {"method": "dpo"}, SELECTIVE, FULL,
-        {"gradient_checkpointing_reentrant": True, **FULL}, {"lora": {"r": 16}, **FULL},
+        {"gradient_checkpointing_reentrant": True, **FULL}, {"lora": {"r": 16}, **FULL}, {"eval_batch_size": 2},
     )),
     *(job(SMALL, LEAN, **LIGER, **keys) for keys in ({}, AMP, EAGER, FULL, SELECTIVE, {"lora": {"r": 16}})),
     *(job(SMALL, LEAN | {"model_type": family}, **LIGER) for family in ("qwen3", "phi3", "gemma3_text", "olmo2")),
