@@ -49,6 +49,26 @@ def rollout(found: JobInput) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("more", "gpus", "placement"),
+    [
+        ("--vllm_dtype bfloat16", 1, "colocate"),  # TRL 0.15 shares the only card
+        ("--vllm_dtype bfloat16", None, "separate"),
+        ("", 1, "colocate"),
+        ("--vllm_device auto", 1, "colocate"),
+        ("--vllm_device auto", 4, "separate"),
+        ("--vllm_device cuda:1", 1, "separate"),
+    ],
+)
+def test_vllm_shares_the_only_card(tmp_path: Path, more: str, gpus: int | None, placement: str) -> None:
+    options: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
+    text = TRL.replace("num_processes 4", f"num_processes {gpus or 1}")
+    found = read(tmp_path, f"{text}--use_vllm {more}", trainer_version="0.15", **options)
+    assert found.job.rollout is not None
+    assert found.job.rollout.placement == placement
+    assert any("with --num-gpus 1 it shares" in each for each in found.warnings) is (gpus is None)
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (f"{TRL}--use_vllm false", {"engine": "hf"}),

@@ -176,10 +176,10 @@ def _vllm(keys: Keys, method: str) -> None:
         keys.draft.ask("rollout.placement", keys.settings.where("vllm_mode"), what)
     if server in SERVER and not mode:
         put(keys, "placement", "separate", server)
-    if keys.has("vllm_device"):
-        keys.draft.finishers["vllm device"] = partial(_device, keys)
-    elif not mode and not served and (old := next((key for key in OLD if keys.has(key)), "")):
-        put(keys, "placement", "separate", old)
+    within = ("use_vllm",) if keys.draft.version < (0, 16) else ()
+    olds = ("vllm_device", *((*OLD, *within) if not mode and not served else ()))
+    if old := next((key for key in olds if keys.has(key)), ""):
+        keys.draft.finishers["vllm device"] = partial(_device, keys, old)
     if mode != "server" and not served:
         read_fields(keys, VLLM)
         if keys.has("vllm_enable_sleep_mode") and not keys.flag("vllm_enable_sleep_mode"):
@@ -232,14 +232,20 @@ def _at_once(keys: Keys, names: tuple[str, str]) -> None:
     keys.draft.finishers["at once"] = sequences
 
 
-def _device(keys: Keys, draft: Draft) -> None:
-    """``vllm_device``: of the main process alone; auto is the card behind those that train."""
+def _device(keys: Keys, key: str, draft: Draft) -> None:
+    """``vllm_device``: of the main process alone; auto is the card behind those that train, or in 0.15 the only one
+    (trl 0.15 trainer/grpo_trainer.py: device_count)."""
     word = keys.text("vllm_device") or "auto"
     gpus = int(draft.now("num_gpus") or 1)
     number = re.fullmatch(r"cuda(?::(\d{1,3}))?", word)
     if word != "auto" and number is None:
         keys.warn("vllm_device", f"{word[:20]} is no card", "engine")
+    alone = word == "auto" and gpus == 1 and draft.version < (0, 16) and "trains_on" not in draft.facts
     apart = word == "auto" or int(number[1] or 0 if number else 0) >= gpus
-    put(keys, "placement", "separate" if apart else "colocate", "vllm_device")
-    if apart:
-        put(keys, "num_gpus", 1, "vllm_device")
+    if alone and str(draft.options.get("num_gpus")) != "1":
+        keys.remark("vLLM has a card behind the one that trains; with --num-gpus 1 it shares that", key)
+    elif alone:
+        apart = False
+    put(keys, "placement", "separate" if apart else "colocate", key)
+    if apart and key == "vllm_device":
+        put(keys, "num_gpus", 1, key)
