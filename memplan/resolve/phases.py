@@ -106,14 +106,18 @@ def _packs_for_host(job: Job, recipe: Recipe, several: bool, notes: Notes) -> bo
     there; a loop of one's own does as it says, and as AnswerDotAI/fsdp_qlora does where it says nothing and weights
     wait on the host (train.py: load_and_quantize, low_memory)."""
     given, own = job.fsdp.cpu_ram_efficient_loading, recipe.trainer.name == "pytorch"
+    divided = recipe.sharding.name in ("fsdp", "fsdp2") and several
     if not _may_pack_for_host(job, recipe):
         before = [era.since for era in TRAINERS[recipe.trainer.name] if era.models.transformers_4]
-        if recipe.sharding.name in ("fsdp", "fsdp2") and several and before:
+        if divided and before:
             notes.remark(
                 "load: transformers 5 packs the whole base on every card before FSDP divides it, and 4 hands each "
-                f"matrix to the host; trainer_version: {before[-1]} counts what runs with 4"
+                "matrix to the host with fsdp.cpu_ram_efficient_loading true; "
+                f"trainer_version: {before[-1]} counts what runs with 4"
             )
         return False
+    if divided and not (given or own or job.fsdp.packs_on_host):
+        notes.remark("load: without fsdp.cpu_ram_efficient_loading the whole base is packed on every card first")
     if given is None and own and several and recipe.sharding.fsdp.cpu_offload:
         notes.assume(
             "fsdp.cpu_ram_efficient_loading: true, as loops that shard a quantised base onto the host load it; false: "
