@@ -42,7 +42,7 @@ class Tried(NamedTuple):
     of: Candidates
     pricing: Pricing
     leanest: bool = False
-    """Of each group the smallest batch alone, or in another card's order: enough to say whether any plan may fit."""
+    """Of each group the smallest batch alone: enough to say whether any plan may fit."""
     searched: Searched | None = None
     """What a search came to, where one was made."""
 
@@ -66,15 +66,19 @@ class Tried(NamedTuple):
         """The name of the best plan, as the list has it first; nothing where none is in it."""
         if self.searched is None and not self.may_fit:
             return ""
-        plans = (self.searched or search(self.asked, of=None if self.leanest else self.of, alone=True)).found.plans
-        return plan_name({**plans[0][0].keys, **plans[0][1].keys}) if plans else ""
+        return first_of(self.searched or search(self.asked, of=None if self.leanest else self.of, alone=True))
+
+
+def first_of(searched: Searched) -> str:
+    """The name of the best plan of a search; nothing where none is in it."""
+    plans = searched.found.plans
+    return plan_name({**plans[0][0].keys, **plans[0][1].keys}) if plans else ""
 
 
 def tried(asked: Question, lists: Lists = trainings) -> Tried:
-    """The question, ready to answer; with the leanest alone beside engines: ways multiply batches."""
+    """The question, ready to answer, with the leanest alone beside engines: ways multiply batches."""
     leanest = METHODS[asked.given.job.method].online
-    of = candidates(asked.given, asked.space, asked.device, leanest, lists)
-    return Tried(asked, of, pricing_of(asked), leanest or lists is not trainings)
+    return Tried(asked, candidates(asked.given, asked.space, asked.device, leanest, lists), pricing_of(asked), leanest)
 
 
 def gpu_counts(asked: Question) -> Iterator[int]:
@@ -103,8 +107,7 @@ def _room(asked: Question, gpu: Gpu) -> float:
 
 def min_gpus(first: Tried, tell: Tell) -> Answer:
     """The fewest GPUs, up to those at hand, on which the job runs with its global batch."""
-    asked = first.asked
-    least = first.least
+    asked, least = first.asked, first.least
     for count in gpu_counts(asked):
         if least > _room(asked, asked.gpu) * count:
             continue
@@ -118,19 +121,17 @@ def min_gpus(first: Tried, tell: Tell) -> Answer:
 def smallest_card(first: Tried, tell: Tell) -> Answer:
     """The card of the catalogue with the least memory on which the job runs, on as many GPUs. Of cards alike but for
     memory the largest of about a size is asked first: too large for it is for all."""
-    asked = first.asked
-    least, too_small = first.least, dict[Hashable, int]()
+    asked, least, too_small = first.asked, first.least, dict[Hashable, int]()
     cards = [gpu for gpu in listed() if _computes(asked, gpu) and least <= _room(asked, gpu) * asked.space.gpus]
     kinds, listed_before = _kinds(first, cards), Listed(asked, first.of)
 
     @cache
-    def on(name: str) -> Tried | None:
+    def on(name: str) -> Question | None:  # whose candidates, tens of thousands beside engines, are not kept
         tell(f"trying {name}", 0, 0)
         gpu = next(each for each in cards if each.name == name)
-        space = asked.space._replace(vendor=gpu.vendor)
-        own = asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu), space=space)
-        there = tried(own, lists=listed_before)
-        return there if there.may_fit else None
+        own = asked._replace(given=_with(asked, gpu=name), gpu=gpu, device=card(gpu))
+        own = own._replace(space=asked.space._replace(vendor=gpu.vendor))
+        return own if tried(own, lists=listed_before).may_fit else None
 
     for gpu in cards:
         kind, most = kinds[gpu.name], ABOUT * gpu.usable_bytes
@@ -139,7 +140,7 @@ def smallest_card(first: Tried, tell: Tell) -> Answer:
             if gpu.usable_bytes > too_small.get(kind, 0) and on(each.name) is None:
                 too_small[kind] = each.usable_bytes
         if gpu.usable_bytes > too_small.get(kind, 0) and (there := on(gpu.name)):
-            if plan := there.fastest:
+            if plan := first_of(search(there, alone=True)):
                 return Answer("smallest_card", gpu.name, f"{gpu.name}: {plan}")
             too_small[kind] = gpu.usable_bytes
     return Answer("smallest_card", None, "none of the catalogue")
@@ -262,8 +263,7 @@ def _is_legal(builder: Builder, each: Candidate, key: str, value: int) -> bool:
 
 def largest_model(first: Tried, tell: Tell) -> Answer:
     """The preset of the model's family with the most parameters that runs as asked."""
-    asked = first.asked
-    family = asked.space.spec.family
+    asked, family = first.asked, first.asked.space.spec.family
     specs = [(name, spec) for name in model_names() if (spec := load_model(name)).family == family]
     for name, spec in sorted(specs, key=lambda pair: (-pair[1].params.total, pair[0])):
         tell(f"trying {name}", 0, 0)
