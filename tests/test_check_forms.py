@@ -57,9 +57,10 @@ def test_sarif_is_as_its_schema_says_and_has_a_result_for_what_does_not_surely_f
         for result in only["results"]
     ]
     assert code == 2
-    assert places[:4] == [
+    assert places[:5] == [
         ("does-not-fit", "error", "large.yaml", 4),
         ("not-counted", "note", "large.yaml", 6),
+        ("not-counted", "note", "large.yaml", 1),
         ("not-readable", "error", "wrong.yaml", 4),
         ("unclear", "warning", "odd.yaml", 6),
     ]

@@ -494,7 +494,7 @@ def card_for(length: int, **keys: Any) -> str:
 @pytest.mark.parametrize("length", [60, 150, 220])
 @pytest.mark.parametrize(
     ("keys", "near"),
-    [({}, 256 // 128), ({"num_gpus": 2, "sharding": "zero1", "deepspeed": {"grad_accum_dtype": "fp32"}}, 1)],
+    [({}, 256 // 128), ({"num_gpus": 2, "sharding": "zero3", "deepspeed": {"zero_quantized_weights": True}}, 1)],
 )
 def test_the_length_that_kills_a_run_is_found(length: int, keys: dict[str, Any], near: int) -> None:
     card = card_for(length, **keys)

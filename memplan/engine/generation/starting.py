@@ -126,10 +126,8 @@ def doubted(start: Start) -> str:
     """Why it may not start, where it does as expected and room for a sequence is not what is in doubt."""
     if start.whole <= start.free:
         return ""
-    return (
-        f"what is not stored in {start.of.quantization} it makes of 16 bits, {format_bytes(start.whole)} of "
-        f"{format_bytes(max(0, start.free))}"
-    )
+    free = format_bytes(max(0, start.free))
+    return f"what is not stored in fp8 it makes of 16 bits, {format_bytes(start.whole)} of {free}"
 
 
 def surer(start: Start) -> str:
