@@ -579,6 +579,6 @@ def test_a_plans_job_says_nothing_of_what_its_file_chose_otherwise() -> None:
 
 def test_what_the_user_gave_is_not_changed_at_no_cost() -> None:
     given = {"attention": "sdpa", "allocator": {"expandable_segments": False}}
-    for keys, names in (({}, ["allocator", "views", "flash"]), (given, ["views"])):
+    for keys, names in (({}, ["allocator", "views", "flash", "gathered"]), (given, ["views", "gathered"])):
         rows = pricing_of(question(read_job({**JOB, **keys, "num_gpus": 2}))).rows
         assert [row.name for row in rows] == names
