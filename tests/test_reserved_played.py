@@ -17,6 +17,7 @@ from memplan.engine.allocator.replay import StepEvents, play
 from memplan.engine.allocator.reserved import Unplayed
 from memplan.engine.allocator.settings import Settings
 from memplan.engine.build import build_ledger
+from memplan.errors import InvalidJob
 from memplan.reporting import peak
 from memplan.resolve import resolve
 from memplan.spec.reading import read_job
@@ -399,3 +400,9 @@ def test_a_cache_that_is_emptied_is_so_behind_all_forwards_of_each_micro_step() 
     assert always.events == never.events
     names = [name for at, name in always.marks if at >= always.start and name[:4] not in ("done", "step")]
     assert names == ["reference.forward", "policy.forward", "empty_cache", "policy.backward"] * 2
+
+
+def test_a_trainer_that_empties_no_cache_is_told_so() -> None:
+    assert any("played as never emptied" in each for each in estimate({**TINY, "empty_cache_steps": 4}).warnings)
+    with pytest.raises(InvalidJob, match="verl has no such setting"):
+        estimate({**TINY, "empty_cache_steps": 1, "trainer": "verl"})

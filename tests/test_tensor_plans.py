@@ -127,6 +127,7 @@ def test_under_fsdp2_the_other_ranks_divide_states() -> None:
         (TWO | {"model": "glm-4-9b-0414"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the pla"),
         (TWO | {"model": "qwen1.5-moe-a2.7b"}, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with the"),
         (TWO | {"lora": {"r": 8}}, "tensor_parallel: 2 with adapters beside down_proj and o_proj"),
+        (TWO | {"lora": {"targets": ["o_proj"]}}, "tensor_parallel: 2 with adapters beside o_proj"),
         (TWO | LORA | {"model": "qwen3-30b-a3b"}, "tensor_parallel: 2 with adapters beside experts"),
         (TWO | {"lora": LORA["lora"] | {"dora": True}}, "tensor_parallel: 2 with adapters with Do"),
         (SHARDS, "tensor_parallel: 2 with Hugging Face Trainer is not modelled with sharding fsdp2, at which accel"),
@@ -141,6 +142,7 @@ def test_what_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob) as caught:
         of(**given)
     assert caught.value.message.startswith(message)
+    assert "[]" not in caught.value.hint
 
 
 def test_sequences_are_shared_beside_products() -> None:

@@ -121,7 +121,7 @@ def _trained(given: JobInput) -> Recipe:
         operators=layers,
         storage=base.storage(zero.communication if split.is_deepspeed else base.stored.reduce_itemsize),
         optimizer=chosen,
-        batch=batch(job, trainer, spec, images, steps, group, evaluation)._replace(
+        batch=batch(job, trainer, spec, images, steps, group, evaluation, notes)._replace(
             longest=said.sequence_length if said.token_budget else 0, scoring=row
         ),
         checkpointing=again,

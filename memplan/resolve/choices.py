@@ -63,6 +63,16 @@ def _allocator(job: Job, gpu: Gpu | None, notes: Notes) -> Allocator:
     return job.allocator.but(expandable_segments=False)
 
 
+def _emptied(job: Job, trainer: Trainer, notes: Notes) -> bool:
+    """Whether the cache is given back before each backward. Raises InvalidJob for trainers without the setting."""
+    steps = job.empty_cache_steps or 0
+    if steps and trainer.runs_on != "accelerate" and trainer.name != "pytorch":
+        raise InvalidJob(f"empty_cache_steps: {trainer.title} has no such setting", "leave empty_cache_steps out")
+    if steps > 1:
+        notes.remark("empty_cache_steps: played as never emptied: less may be held, and nearly as much is needed")
+    return steps == 1
+
+
 def batch(
     job: Job,
     trainer: Trainer,
@@ -71,6 +81,7 @@ def batch(
     steps: int,
     group: int,
     eval_sizes: EvalSizes,
+    notes: Notes,
 ) -> Batch:
     """What a micro-step is made of."""
     length = job.sequence_length
@@ -89,7 +100,7 @@ def batch(
         eval_size=eval_sizes.size,
         eval_kept=eval_sizes.kept,
         eval_examples=eval_sizes.examples,
-        emptied=job.empty_cache_steps == 1,
+        emptied=_emptied(job, trainer, notes),
     )
 
 

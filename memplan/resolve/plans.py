@@ -80,7 +80,8 @@ def check_shared_products(adapter: Adapter, degrees: Parallel, spec: ModelSpec) 
     groups += [group for layer in layers if (part := layer.feed_forward) for group in (part.linears, part.shared)]
     last = sorted(adapter.targets & {group[-1].name for group in groups if group})
     ends = adapter.targets & {EMBEDDING, spec.head.name} or adapter.saved or adapter.tokens
-    left = ", ".join(sorted(adapter.targets.difference(last)))
+    cut = {linear.name for group in groups for linear in group[:-1]}
+    left = ", ".join(sorted(adapter.targets.difference(last) or cut))
     for bad, what, hint in (
         (adapter.experts or adapter.router, "beside experts", "use lora.targets: [q_proj, k_proj, v_proj]"),
         (last, f"beside {' and '.join(last)}", f"use lora.targets: [{left}]"),
