@@ -274,6 +274,7 @@ trainer.train()
         (IF_THERE + OLD + TRAINS, False),
         (SIFTED, False),
         (ANEW, False),
+        ("try:\n    x = 1\nexcept TypeError:\n" + "    \n" * 40 + "    pass\n" + OLD + TRAINS, True),
         (IF_TAKEN + OLD + TRAINS.replace("train_", "tokenizer=words, train_"), True),  # which the Trainer is given so
     ],
 )

@@ -73,7 +73,7 @@ def main_of(text: str) -> tuple[str, str]:
     words = _QUOTED.findall(place)
     if not words:
         named = re.findall(r"\w+", place)
-        given = re.search(rf"^\s*{named[-1]}\s*=(.*)$", text, re.MULTILINE) if named else None
+        given = re.search(rf"^[ \t]*{named[-1]}\s*=(.*)$", text, re.MULTILINE) if named else None
         words = _QUOTED.findall(given.group(1)) if given else []
     name = _QUOTED.search(said.get("config_name", ""))
     return "/".join(words), name.group(1) if name else ""

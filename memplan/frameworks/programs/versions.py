@@ -33,7 +33,7 @@ def telling(thing: Thing, draft: Draft) -> Collection[str]:
     text = path.read_text("utf-8", "replace") if path.is_file() else ""
     asks = rf"signature\((?:\w+\.)?{thing.last}\b|{thing.last}\.__dataclass_fields__|hasattr\((?:\w+\.)?{thing.last},"
     sifts = r"signature\([a-z]\w*(?:\.__init__)?\)[\s\S]{,400}?\.items\(\)\s*if \w+ in\b"
-    anew = rf"^( *)except\b.*\n(?:\1 .*\n|\s*\n)*?\1 .*\b{thing.last}\("
+    anew = rf"^( *)except\b.*\n(?:\1 +\S.*\n|[ \t]*\n)*?\1 .*\b{thing.last}\("
     if not re.search(f"{asks}|{sifts}|{anew}", text, re.MULTILINE):
         return thing.values
     draft.facts[OF_SEVERAL] = {*thing.values, *draft.facts.get(OF_SEVERAL, ())}
